@@ -1,0 +1,63 @@
+"""qcs4w_packer: weight files -> float matrices -> signed 4-bit codes -> bytes -> container.
+
+Knows neither WebGPU nor the command line. Public names are listed here once.
+"""
+
+from ._version import __version__
+from .container import Container, PackedEntry, load_packed, save_container
+from .errors import (
+    CodeRangeError,
+    ContainerError,
+    DigestError,
+    NonFiniteError,
+    OutputError,
+    Qcs4wError,
+    SelectionError,
+    SourceError,
+    UnknownTensorError,
+    UnsafePickleError,
+    UsageError,
+)
+from .measure import QuantizationError
+from .nibbles import LAYOUTS, Layout, pack_codes, unpack_codes
+from .packed import PackedLinear
+from .packing import PackReport, pack_file
+from .quantize import dequantize, quantize
+from .readings import Reading, readings
+from .rowpack import pack_weight
+from .select import Request
+from .weights import open_source
+
+__all__ = [
+    "LAYOUTS",
+    "CodeRangeError",
+    "Container",
+    "ContainerError",
+    "DigestError",
+    "Layout",
+    "NonFiniteError",
+    "OutputError",
+    "PackReport",
+    "PackedEntry",
+    "PackedLinear",
+    "Qcs4wError",
+    "QuantizationError",
+    "Reading",
+    "Request",
+    "SelectionError",
+    "SourceError",
+    "UnknownTensorError",
+    "UnsafePickleError",
+    "UsageError",
+    "__version__",
+    "dequantize",
+    "load_packed",
+    "open_source",
+    "pack_codes",
+    "pack_file",
+    "pack_weight",
+    "quantize",
+    "readings",
+    "save_container",
+    "unpack_codes",
+]

@@ -1,0 +1,117 @@
+"""Output files that are whole or not there: written beside their target, flushed, then renamed."""
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from .errors import OutputError
+
+
+@contextlib.contextmanager
+def replacing(
+    target: str | os.PathLike[str], *, force: bool = False, nbytes: int = 0, sources: tuple[Path, ...] = ()
+) -> Iterator[int]:
+    """Yield a file descriptor whose content becomes `target` when the block ends well.
+
+    Whatever happens inside (an error, Ctrl-C, a full disk), `target` is as it was and nothing is left beside it.
+
+    Args:
+        target: the file to make; a symbolic link is followed.
+        force: replace a file that is there.
+        nbytes: its size when known, compared with the free space before anything is written.
+        sources: files that are being read, which must not be the target.
+
+    Raises:
+        OutputError: it exists, is one of the sources, or cannot be written.
+    """
+    path = check_target(target, force=force, sources=sources)
+    try:
+        free = shutil.disk_usage(path.parent).free
+        if nbytes > free:
+            raise OutputError(f"{path}: needs {nbytes:,} bytes, the disk has {free:,} free: {nbytes - free:,} are missing")
+        part = path.parent / f".{path.name[:200]}.{secrets.token_hex(4)}.part"
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    try:
+        try:
+            yield fd
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        _publish(part, path, force)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            part.unlink()
+
+
+def check_target(
+    target: str | os.PathLike[str], *, force: bool = False, sources: tuple[Path, ...] = ()
+) -> Path:
+    """Return the real path that an output will have, or say why it cannot be written, before any work is done.
+
+    Raises:
+        OutputError: as for `replacing`.
+    """
+    try:
+        path = Path(os.path.realpath(target))
+        if path.exists():
+            if any(source.exists() and path.samefile(source) for source in sources):
+                raise OutputError(f"{target}: is the file being read; sources are never changed")
+            if not path.is_file():
+                raise OutputError(f"{target}: is not a regular file")
+            if not force:
+                raise OutputError(f"{target}: exists already", hint="--force replaces it")
+        if not path.parent.is_dir():
+            raise OutputError(f"{target}: there is no folder {path.parent}")
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        raise OutputError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+    return path
+
+
+def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
+    """Write all of `data` at a file offset."""
+    view = memoryview(data).cast("B")
+    while view:
+        written = os.pwrite(fd, view[: 1 << 30], offset)
+        view, offset = view[written:], offset + written
+
+
+def write_file(
+    target: str | os.PathLike[str], data: bytes | memoryview, *, force: bool = False, sources: tuple[Path, ...] = ()
+) -> None:
+    """Write a whole file at once, under the promises of `replacing`."""
+    with replacing(target, force=force, nbytes=len(data), sources=sources) as fd:
+        write_at(fd, data, 0)
+
+
+def _publish(part: Path, path: Path, force: bool) -> None:
+    """Give the finished file its name; without force not even a file that has just appeared is replaced."""
+    if force:
+        part.replace(path)
+    else:
+        try:
+            path.hardlink_to(part)
+        except FileExistsError:
+            raise OutputError(f"{path}: has appeared meanwhile", hint="--force replaces it") from None
+        except OSError:  # a file system without hard links
+            if path.exists():
+                raise OutputError(f"{path}: has appeared meanwhile", hint="--force replaces it") from None
+            part.replace(path)
+    with contextlib.suppress(OSError):  # some file systems cannot flush a folder
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def _cannot_write(path: Path, error: OSError) -> OutputError:
+    hint = "make room, or write elsewhere with -o" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
+    return OutputError(f"{path}: cannot be written: {error.strerror or error}; nothing was changed", hint=hint)

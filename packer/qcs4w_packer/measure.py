@@ -1,0 +1,54 @@
+"""How far dequantized weights lie from the float weights they were made of."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class QuantizationError:
+    """Error of a dequantized weight against its float source.
+
+    Attributes:
+        relative: ‖W − Ŵ‖ / ‖W‖ in the Frobenius norm; 0 for an all-zero weight that came back as zero.
+        snr_db: −20 · log10(relative), in dB; infinite when nothing was lost.
+        worst_row: the row with the largest relative error of its own.
+        worst_row_relative: that row's ‖w − ŵ‖ / ‖w‖.
+    """
+
+    relative: float
+    snr_db: float
+    worst_row: int
+    worst_row_relative: float
+
+
+def row_square_sums(
+    weight: NDArray[np.float32], dequantized: NDArray[np.float32]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return Σ(w − ŵ)² and Σw² of each row, float64 (N,), for float32 inputs of shape (N, K)."""
+    wide = weight.astype(np.float64)
+    difference = wide - dequantized
+    return np.einsum("ij,ij->i", difference, difference), np.einsum("ij,ij->i", wide, wide)
+
+
+def quantization_error(
+    error_squares: NDArray[np.float64], weight_squares: NDArray[np.float64]
+) -> QuantizationError:
+    """Sum up per-row squares (see `row_square_sums`) into one `QuantizationError`."""
+    rows = np.sqrt(_ratio(error_squares, weight_squares))
+    relative = math.sqrt(float(_ratio(error_squares.sum(keepdims=True), weight_squares.sum(keepdims=True))[0]))
+    worst_row = int(rows.argmax())
+    return QuantizationError(
+        relative=relative,
+        snr_db=math.inf if relative == 0 else -20 * math.log10(relative),
+        worst_row=worst_row,
+        worst_row_relative=float(rows[worst_row]),
+    )
+
+
+def _ratio(error: NDArray[np.float64], size: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return error / size, with 0 / 0 = 0 and x / 0 = inf."""
+    safe = np.where(size > 0, size, 1.0)
+    return np.where(size > 0, error / safe, np.where(error > 0, np.inf, 0.0))

@@ -1,0 +1,126 @@
+"""Codes <-> bytes: the one place that knows nibble order, offset and padding."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import CodeRangeError
+
+CODE_MIN, CODE_MAX = -8, 7
+OFFSET = 8  # stored nibble = code + OFFSET
+PAD_NIBBLE = OFFSET  # an odd in_features is padded with the code 0, before the shift
+PAD_BYTE = PAD_NIBBLE << 4 | PAD_NIBBLE
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How two 4-bit codes lie in a byte.
+
+    Attributes:
+        name: what a command line calls it.
+        even_high: the even column is in bits 4..7 (else in bits 0..3).
+        twos_complement: a nibble is the code's two's complement (else code + 8).
+    """
+
+    name: str
+    even_high: bool
+    twos_complement: bool
+
+
+EVEN_HIGH = Layout("even-high", even_high=True, twos_complement=False)
+EVEN_LOW = Layout("even-low", even_high=False, twos_complement=False)
+EVEN_HIGH_TWOS = Layout("even-high-twos", even_high=True, twos_complement=True)
+EVEN_LOW_TWOS = Layout("even-low-twos", even_high=False, twos_complement=True)
+
+#: Every layout that can be read, by name; the first is qcs4w's own.
+LAYOUTS = {layout.name: layout for layout in (EVEN_HIGH, EVEN_LOW, EVEN_HIGH_TWOS, EVEN_LOW_TWOS)}
+
+
+def packed_width(in_features: int) -> int:
+    """Return K_packed, the bytes of one packed row: ceil(in_features / 2)."""
+    return (in_features + 1) // 2
+
+
+def pack_codes(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """Pack signed 4-bit codes two to a byte, even column high.
+
+    Args:
+        codes: int8, shape (N, K), each in [-8, 7].
+
+    Returns:
+        uint8, shape (N, ceil(K / 2)); an odd K is padded with the code 0.
+
+    Raises:
+        CodeRangeError: a code lies outside [-8, 7]; the message gives row, column and value.
+    Source: pytorch/executorch cff6f4d, backends/vulkan/_passes/fuse_quantized_ops.py, pack_4bit_weight_tensor.
+    """
+    codes = np.asarray(codes)
+    wrong = (codes < CODE_MIN) | (codes > CODE_MAX)
+    if wrong.any():
+        row, column = (int(i) for i in np.argwhere(wrong)[0])
+        raise CodeRangeError(
+            f"code {codes[row, column]} at row {row}, column {column} lies outside [{CODE_MIN}, {CODE_MAX}]"
+        )
+    packed = np.empty((codes.shape[0], packed_width(codes.shape[1])), np.uint8)
+    pack_codes_into(np.ascontiguousarray(codes, np.int8), packed)
+    return packed
+
+
+def pack_codes_into(codes: NDArray[np.int8], packed: NDArray[np.uint8]) -> None:
+    """Pack codes known to be in range into `packed`, as `pack_codes` does.
+
+    Args:
+        codes: int8, shape (N, K), C order, each in [-8, 7].
+        packed: uint8, shape (N, ceil(K / 2)), overwritten.
+    """
+    nibbles = codes.view(np.uint8) + np.uint8(OFFSET)  # wraps: -8 is 0xF8, and 0xF8 + 8 is 0
+    if codes.shape[1] % 2:
+        nibbles = np.pad(nibbles, ((0, 0), (0, 1)), constant_values=PAD_NIBBLE)
+    pairs = nibbles.view("<u2")  # (N, K_packed): even column in the low byte, odd in the high one
+    odd = pairs >> 8
+    pairs <<= 4
+    pairs |= odd
+    packed[...] = pairs.astype(np.uint8)  # keeps the low byte: even << 4 | odd
+
+
+def unpack_codes(
+    packed: NDArray[np.uint8], in_features: int, layout: Layout = EVEN_HIGH
+) -> NDArray[np.int8]:
+    """Read signed codes out of packed bytes.
+
+    Args:
+        packed: uint8, shape (N, ceil(in_features / 2)).
+        in_features: K, columns to return.
+        layout: how the bytes are to be read.
+
+    Returns:
+        int8, shape (N, in_features), each in [-8, 7].
+    """
+    nibbles = unpack_nibbles(packed, even_high=layout.even_high)[:, :in_features].astype(np.int8)
+    if layout.twos_complement:
+        return np.where(nibbles > CODE_MAX, nibbles - np.int8(16), nibbles)
+    return nibbles - np.int8(OFFSET)
+
+
+def unpack_nibbles(packed: NDArray[np.uint8], *, even_high: bool = True) -> NDArray[np.uint8]:
+    """Split bytes into nibbles in column order.
+
+    Args:
+        packed: uint8, shape (N, K_packed).
+        even_high: the even column is in the high nibble.
+
+    Returns:
+        uint8, shape (N, 2 * K_packed), each in [0, 15]; the last column of an odd K is the pad.
+    """
+    high, low = packed >> 4, packed & 0x0F
+    pair: tuple[NDArray[Any], NDArray[Any]] = (high, low) if even_high else (low, high)
+    return np.stack(pair, axis=-1).reshape(packed.shape[0], -1)
+
+
+def wrong_pad_rows(packed: NDArray[np.uint8], in_features: int) -> int:
+    """Count the rows whose pad nibble (odd in_features only) is not the code 0."""
+    if in_features % 2 == 0:
+        return 0
+    return int(np.count_nonzero((packed[:, -1] & 0x0F) != PAD_NIBBLE))

@@ -1,0 +1,166 @@
+"""NumPy's .npy and .npz as sources. Object arrays are never unpickled."""
+
+import os
+import zipfile
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import IO, Any, cast
+
+import numpy as np
+from numpy.lib import format as npy_format
+from numpy.typing import NDArray
+
+from .errors import SourceError
+from .safetensors_file import open_for_reading, read_at
+from .weights import NAMELESS, Source, SourceTensor
+
+# No deflate stream shrinks by more than this. Source: zlib's technical notes.
+_MAX_DEFLATE_RATIO = 1032
+
+_DTYPES = {
+    "b1": "BOOL", "u1": "U8", "i1": "I8", "u2": "U16", "i2": "I16", "f2": "F16", "u4": "U32", "i4": "I32",
+    "f4": "F32", "u8": "U64", "i8": "I64", "f8": "F64", "c8": "C64",
+}  # fmt: skip
+
+
+def open_npy(path: Path) -> Source:
+    """Open a .npy file: one nameless tensor, read by rows where it lies in C order.
+
+    Raises:
+        SourceError: not a sound .npy file, or its dtype has no counterpart in safetensors.
+    """
+    fd = open_for_reading(path)
+    try:
+        with os.fdopen(os.dup(fd), "rb") as stream:
+            shape, fortran, dtype = _read_header(stream, path, os.fstat(fd).st_size)
+            data_start = stream.tell()
+        name = _safetensors_dtype(dtype)
+        if name is None:
+            raise SourceError(f"{path}: dtype {dtype} cannot be read as a tensor", hint="save it as float32")
+        if fortran or dtype.byteorder == ">":
+            array = np.frombuffer(read_at(fd, path, data_start, prod(shape) * dtype.itemsize), dtype)
+            fetch = _array_fetch(array.reshape(shape, order="F" if fortran else "C"))
+        else:
+            row_nbytes = dtype.itemsize * (shape[-1] if shape else 1)
+
+            def fetch(start: int, stop: int) -> bytes:
+                return read_at(fd, path, data_start + start * row_nbytes, (stop - start) * row_nbytes)
+
+        tensor = SourceTensor(NAMELESS, name, shape, fetch)
+    except BaseException:
+        os.close(fd)
+        raise
+    return Source(path, {NAMELESS: tensor}, nameless=True, close=lambda: os.close(fd))
+
+
+def open_npz(path: Path) -> Source:
+    """Open a .npz file; each member is read whole when its rows are first asked for, and the last one is kept.
+
+    Raises:
+        SourceError: not a sound .npz file.
+    """
+    os.close(open_for_reading(path))  # for its messages
+    try:
+        archive = zipfile.ZipFile(path)
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise SourceError(f"{path}: not a sound .npz file: {error}") from None
+    try:
+        tensors: dict[str, SourceTensor] = {}
+        left_out: list[str] = []
+        last: dict[str, Callable[[int, int], bytes]] = {}
+
+        def fetch_of(member: str) -> Callable[[int, int], bytes]:
+            def fetch(start: int, stop: int) -> bytes:
+                if member not in last:
+                    last.clear()
+                    last[member] = _array_fetch(_read_member(archive, member, path))
+                return last[member](start, stop)
+
+            return fetch
+
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if info.filename == name:
+                left_out.append(f"{name} (not an array)")
+                continue
+            if name in tensors:
+                raise SourceError(f"{path}: array '{name}' occurs twice")
+            if info.file_size > _MAX_DEFLATE_RATIO * info.compress_size + 64:
+                raise SourceError(f"{path}: member '{info.filename}' claims {info.file_size:,} bytes from {info.compress_size:,}")
+            with _zip_faults(path, info.filename), archive.open(info) as stream:
+                shape, _, dtype = _read_header(stream, path, info.file_size, member=info.filename)
+            dtype_name = _safetensors_dtype(dtype)
+            if dtype_name is None:
+                left_out.append(f"{name} (dtype {dtype} has no safetensors counterpart)")
+            else:
+                tensors[name] = SourceTensor(name, dtype_name, shape, fetch_of(info.filename))
+    except BaseException:
+        archive.close()
+        raise
+    return Source(path, tensors, left_out=tuple(left_out), close=archive.close)
+
+
+class _zip_faults:  # noqa: N801 - reads as a statement
+    """Turn every fault of zipfile and zlib into one SourceError."""
+
+    def __init__(self, path: Path, member: str):
+        self._where = f"{path}: member '{member}'"
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        import zlib
+
+        faults = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError)
+        if isinstance(error, faults):
+            raise SourceError(f"{self._where} cannot be read: {error}") from None
+
+
+def _read_member(archive: zipfile.ZipFile, member: str, path: Path) -> NDArray[Any]:
+    with _zip_faults(path, member), archive.open(member) as stream:
+        return cast(NDArray[Any], npy_format.read_array(stream, allow_pickle=False))
+
+
+def _read_header(
+    stream: IO[bytes], path: Path, available: int, member: str | None = None
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read an .npy header; return (shape, is Fortran order, dtype) once the data's size is known to fit."""
+    where = f"{path}: member '{member}'" if member else f"{path}"
+    try:
+        version = npy_format.read_magic(stream)
+        if version not in ((1, 0), (2, 0), (3, 0)):
+            raise ValueError(f"version {version} is not known")
+        read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
+        shape, fortran, dtype = read(stream)
+    except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError, EOFError, OSError) as error:
+        raise SourceError(f"{where}: not a sound .npy file: {error}") from None
+    if len(shape) > 64 or any(size < 0 for size in shape):
+        raise SourceError(f"{where}: shape {shape} is not one of an array")
+    if dtype.hasobject:
+        raise SourceError(
+            f"{where}: holds Python objects (dtype {dtype}), which only unpickling could read; nothing was run",
+            hint="save it again as a plain float array",
+        )
+    expected, found = prod(shape) * dtype.itemsize, available - stream.tell()
+    if expected != found:
+        raise SourceError(
+            f"{where}: {dtype} {list(shape)} needs {expected:,} bytes of data, the file has {found:,}",
+            hint="save or download it again; it may be truncated",
+        )
+    return tuple(int(size) for size in shape), bool(fortran), dtype
+
+
+def _safetensors_dtype(dtype: np.dtype[Any]) -> str | None:
+    return None if dtype.fields else _DTYPES.get(f"{dtype.kind}{dtype.itemsize}")
+
+
+def _array_fetch(array: NDArray[Any]) -> Callable[[int, int], bytes]:
+    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+    rows = little.reshape(-1, array.shape[-1] if array.ndim else 1)
+
+    def fetch(start: int, stop: int) -> bytes:
+        return rows[start:stop].tobytes()
+
+    return fetch

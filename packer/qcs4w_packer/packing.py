@@ -1,0 +1,193 @@
+"""pack: a weight file -> a container, row by row, with a report of what it cost."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from .container import Container, ContainerWriter, PackedEntry
+from .errors import ContainerError, SelectionError
+from .files import check_target, replacing
+from .measure import QuantizationError, quantization_error
+from .rowpack import PackedRows, pack_rows
+from .safetensors_file import Planned
+from .select import Choice, Request, choose
+from .weights import Source, open_source
+
+EXECUTORCH_REFUSES = "ExecuTorch's WebGPU runtime will refuse it: N·ceil(K/2) is no multiple of 4"
+
+#: Called with the bytes of source just finished and the tensor's name.
+Progress = Callable[[int, str], None]
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """What became, or in a dry run would become, of one tensor.
+
+    Attributes:
+        entry: as written to the container; aliases name the tied tensors.
+        reason: why it was chosen.
+        source_nbytes: bytes of the float weight.
+        error: against the float source; None in a dry run.
+        floored_rows: rows whose scale met the floor though they are not all zero: they lost precision or vanished.
+    """
+
+    entry: PackedEntry
+    reason: str
+    source_nbytes: int
+    error: QuantizationError | None = None
+    floored_rows: int = 0
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the user should know about it."""
+        found = []
+        if self.floored_rows:
+            rows = f"{self.floored_rows} row{'s' if self.floored_rows > 1 else ''}"
+            found.append(f"{rows} below absmax 8.9e-7 met the scale floor and lost precision")
+        if self.entry.executorch_refuses:
+            found.append(EXECUTORCH_REFUSES)
+        return found
+
+
+@dataclass(frozen=True)
+class PackReport:
+    """The result of packing one file.
+
+    Attributes:
+        source: the weight file.
+        output: the container; in a dry run the file that would be made, or None.
+        packed: in the file's order.
+        carried: choices for all that is copied as it is, or left out with `packed_only`.
+        left_out: what the source holds besides tensors, described for people.
+        source_nbytes: bytes of all tensors of the source.
+        output_nbytes: size of the container.
+        is_dry_run: nothing was written and no data was read.
+    """
+
+    source: Path
+    output: Path | None
+    packed: tuple[PackedTensor, ...]
+    carried: tuple[Choice, ...]
+    left_out: tuple[str, ...]
+    source_nbytes: int
+    output_nbytes: int
+    packed_only: bool
+    is_dry_run: bool
+
+
+def pack_file(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None,
+    *,
+    request: Request | None = None,
+    packed_only: bool = False,
+    force: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+) -> PackReport:
+    """Quantize and pack the chosen tensors of a weight file into a container.
+
+    Args:
+        path: .safetensors, .npy, .npz, .pt, .pth or .bin.
+        output: the container to make; may be None in a dry run.
+        request: what to pack; by default linear weights by name.
+        packed_only: do not carry the other tensors along.
+        force: replace an output that is there.
+        dry_run: decide, measure sizes, and write nothing.
+        progress: called as the work proceeds.
+
+    Raises:
+        Qcs4wError: as `open_source`, `choose`, `pack_rows` and `replacing` do; the output is then as it was.
+    """
+    path = Path(path)
+    if output is not None:
+        check_target(output, force=force or dry_run, sources=(path,))
+    with open_source(path) as source:
+        _refuse_container(source)
+        choices = choose(source, request)
+        packing = [choice for choice in choices if choice.action == "pack"]
+        carried = [choice for choice in choices if choice.action == "carry"]
+        tied = {choice.tensor.name: choice.alias_of for choice in packing if choice.alias_of}
+        owners = [choice for choice in packing if not choice.alias_of]
+        entries = [_entry(choice, tied) for choice in owners]
+        copied = [] if packed_only else [choice.tensor for choice in carried]
+        writer = ContainerWriter(
+            entries, (Planned(t.name, t.dtype, t.shape) for t in copied), {} if packed_only else source.metadata
+        )
+
+        results: list[PackedTensor] = []
+        if dry_run:
+            results = [
+                PackedTensor(entry, choice.reason, choice.tensor.nbytes)
+                for choice, entry in zip(owners, entries, strict=True)
+            ]
+        elif output is None:
+            raise ValueError("output may be None in a dry run only")
+        else:
+            with replacing(output, force=force, nbytes=writer.nbytes, sources=(path,)) as fd:
+                writer.begin(fd)
+                for choice, entry in zip(owners, entries, strict=True):
+                    results.append(_pack_tensor(choice, entry, writer, progress))
+                for tensor in copied:
+                    offset = 0
+                    for _, data in tensor.chunks():
+                        writer.write_carried(tensor.name, offset, data)
+                        offset += len(data)
+                        if progress:
+                            progress(len(data), tensor.name)
+                writer.finish()
+        return PackReport(
+            source=path,
+            output=None if output is None else Path(output),
+            packed=tuple(results),
+            carried=tuple(carried),
+            left_out=source.left_out,
+            source_nbytes=sum(tensor.nbytes for tensor in source.tensors.values()),
+            output_nbytes=writer.nbytes,
+            packed_only=packed_only,
+            is_dry_run=dry_run,
+        )
+
+
+def _pack_tensor(
+    choice: Choice, entry: PackedEntry, writer: ContainerWriter, progress: Progress | None
+) -> PackedTensor:
+    tensor = choice.tensor
+    done: list[PackedRows] = []
+    if choice.transposed:  # columns of the source are rows of the weight, so it is needed whole
+        blocks = [(0, np.ascontiguousarray(tensor.read().T))]
+    else:
+        blocks = tensor.float_rows()  # type: ignore[assignment]
+    for first_row, weight in blocks:
+        rows = pack_rows(weight, name=tensor.name, first_row=first_row)
+        writer.write_rows(entry.name, first_row, rows.packed, rows.scales)
+        done.append(rows)
+        if progress:
+            progress(tensor.nbytes * len(weight) // entry.out_features, tensor.name)
+    error = quantization_error(
+        np.concatenate([rows.error_squares for rows in done]),
+        np.concatenate([rows.weight_squares for rows in done]),
+    )
+    floored = sum(int(rows.floored.sum()) for rows in done)
+    return PackedTensor(entry, choice.reason, tensor.nbytes, error, floored)
+
+
+def _entry(choice: Choice, tied: dict[str, str]) -> PackedEntry:
+    name = choice.tensor.name
+    return PackedEntry(
+        name,
+        choice.out_features,
+        choice.in_features,
+        source_dtype=choice.tensor.dtype,
+        transposed=choice.transposed,
+        aliases=tuple(alias for alias, owner in tied.items() if owner == name),
+        stack=choice.stack,
+    )
+
+
+def _refuse_container(source: Source) -> None:
+    if any(name.endswith(".qcs4w_packed") for name in source.tensors):
+        raise SelectionError(f"{source.path}: is a qcs4w container already", hint=f"look at it: qcs4w inspect {source.path}")

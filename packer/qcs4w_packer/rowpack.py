@@ -1,0 +1,124 @@
+"""Float rows -> packed bytes and scales, in blocks that stay in the processor's cache."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import NonFiniteError
+from .measure import QuantizationError, quantization_error, row_square_sums
+from .nibbles import pack_codes_into, packed_width
+from .packed import PackedLinear
+from .quantize import SCALE_FLOOR, dequantize, round_codes, row_absmax, row_scales, scaled_rows
+
+# 1 MiB of float32 measured fastest (2.6 GB/s of source on one core, against 0.5 for whole arrays).
+_BLOCK_ELEMENTS = 256 * 1024
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """Some consecutive rows, packed, and what the packing cost.
+
+    Attributes:
+        packed: uint8, shape (n, ceil(K / 2)).
+        scales: float32, shape (n,).
+        error_squares: float64, shape (n,), Σ(w − ŵ)² of each row.
+        weight_squares: float64, shape (n,), Σw² of each row.
+        floored: bool, shape (n,), rows whose scale met the floor of 2⁻²³ though they are not all zero.
+    """
+
+    packed: NDArray[np.uint8]
+    scales: NDArray[np.float32]
+    error_squares: NDArray[np.float64]
+    weight_squares: NDArray[np.float64]
+    floored: NDArray[np.bool_]
+
+
+def pack_rows(weight: NDArray[np.float32], *, name: str = "weight", first_row: int = 0) -> PackedRows:
+    """Quantize and pack rows of one weight.
+
+    Args:
+        weight: float32, shape (n, K), n and K at least 1.
+        name: tensor name, for messages.
+        first_row: the number of weight's first row within the tensor, for messages.
+
+    Raises:
+        NonFiniteError: a value is NaN or infinite; ExecuTorch's own packer lets it through.
+    """
+    rows, in_features = weight.shape
+    packed = np.empty((rows, packed_width(in_features)), np.uint8)
+    scales = np.empty(rows, np.float32)
+    error_squares, weight_squares = np.empty(rows), np.empty(rows)
+    floored = np.empty(rows, np.bool_)
+
+    step = max(1, _BLOCK_ELEMENTS // in_features)
+    scaled_buffer = np.empty((min(step, rows), in_features), np.float32)
+    rounded_buffer = np.empty_like(scaled_buffer)
+    codes_buffer = np.empty(scaled_buffer.shape, np.int8)
+    for start in range(0, rows, step):
+        part = slice(start, min(start + step, rows))
+        block = weight[part]
+        count = block.shape[0]
+        scaled, rounded, codes = scaled_buffer[:count], rounded_buffer[:count], codes_buffer[:count]
+
+        absmax = row_absmax(block)
+        if not np.isfinite(absmax).all():
+            raise _non_finite(block, name, first_row + start)
+        scales[part] = row_scales(absmax)
+        scaled_rows(block, scales[part], out=scaled)
+        round_codes(scaled, out=rounded)
+        np.copyto(codes, rounded, casting="unsafe")
+        pack_codes_into(codes, packed[part])
+
+        at_floor = scales[part] == SCALE_FLOOR
+        floored[part] = at_floor & (absmax > 0)
+        error_squares[part], weight_squares[part] = _square_sums(scaled, rounded, scales[part])
+        if at_floor.any():  # there the squares of scaled values can underflow
+            sums = row_square_sums(block[at_floor], dequantize(codes[at_floor], scales[part][at_floor]))
+            error_squares[part][at_floor], weight_squares[part][at_floor] = sums
+    return PackedRows(packed, scales, error_squares, weight_squares, floored)
+
+
+def pack_weight(weight: NDArray[np.floating], *, name: str = "weight") -> PackedLinear:
+    """Quantize and pack a float matrix.
+
+    Args:
+        weight: a float array, shape (N, K); rounded to float32 first.
+        name: tensor name, for messages.
+
+    Raises:
+        NonFiniteError: a value is NaN, infinite, or beyond float32.
+    """
+    return pack_weight_measured(weight, name=name)[0]
+
+
+def pack_weight_measured(
+    weight: NDArray[np.floating], *, name: str = "weight"
+) -> tuple[PackedLinear, QuantizationError]:
+    """Do what `pack_weight` does and also return the quantization error."""
+    if weight.ndim != 2 or 0 in weight.shape:
+        raise ValueError(f"{name} has shape {weight.shape}, expected (N, K) with N and K at least 1")
+    with np.errstate(over="ignore"):
+        narrow = np.ascontiguousarray(weight, np.float32)
+    rows = pack_rows(narrow, name=name)
+    error = quantization_error(rows.error_squares, rows.weight_squares)
+    return PackedLinear(rows.packed, rows.scales, narrow.shape[1]), error
+
+
+def _square_sums(
+    scaled: NDArray[np.float32], rounded: NDArray[np.float32], scales: NDArray[np.float32]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return Σ(w − ŵ)² and Σw² per row from values in units of the scale; overwrites `scaled`."""
+    unit = scales.astype(np.float64) ** 2
+    weight_squares = unit * np.einsum("ij,ij->i", scaled, scaled)
+    np.subtract(scaled, rounded, out=scaled)
+    return unit * np.einsum("ij,ij->i", scaled, scaled), weight_squares
+
+
+def _non_finite(block: NDArray[np.float32], name: str, first_row: int) -> NonFiniteError:
+    row, column = (int(i) for i in np.argwhere(~np.isfinite(block))[0])
+    return NonFiniteError(
+        f"tensor '{name}' holds {block[row, column]} at row {first_row + row}, column {column}; "
+        "weights must be finite in float32",
+        hint="mend the weight, or leave this tensor unpacked with --exclude",
+    )

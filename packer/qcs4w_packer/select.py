@@ -1,0 +1,263 @@
+"""Which tensors of a file are packed: by default from their names and shapes, by request from patterns."""
+
+import difflib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from .errors import SelectionError, UnknownTensorError
+from .weights import FLOAT_DTYPES, Source, SourceTensor, split_stack
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A name pattern (case is ignored) and what it says about the tensor."""
+
+    pattern: str
+    reason: str
+
+
+#: Tensors that look like linear weights and are not taken unless asked for.
+SKIP_RULES = (
+    Rule("*embed*", "embedding"),
+    Rule("*wte.weight", "embedding"),
+    Rule("*wpe.weight", "embedding"),
+    Rule("*shared.weight", "embedding"),
+    Rule("*relative_attention_bias*", "position bias"),
+    Rule("*norm.weight", "norm"),
+    Rule("*norm?.weight", "norm"),
+    Rule("*ln_?.weight", "norm"),
+    Rule("*lm_head*", "output head: by request"),
+    Rule("head.weight", "output head: by request"),
+    Rule("*.head.weight", "output head: by request"),
+)
+ROUTER_REASON = "router of experts"
+
+#: Names of linear weights. A bare `weight` is what a nameless file gives.
+LINEAR_NAMES = ("weight", "*.weight", "in_proj_weight", "*.in_proj_weight")
+
+#: GPT-2's Conv1D layers, which store [in, out]: never packed before somebody has said which way round they are.
+CONV1D_NAMES = ("c_attn.weight", "*.c_attn.weight", "*.c_proj.weight", "*.c_fc.weight", "*.q_attn.weight")
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for. Patterns are globs on whole names; a name itself always matches.
+
+    Attributes:
+        tensors: exact names; with them nothing else is packed.
+        include: in place of the default choice, the matrices that these match.
+        exclude: taken out again, whatever chose it.
+        transpose: packed the other way round, since the file stores [in, out].
+        no_transpose: names that look like GPT-2's Conv1D but are ordinary [out, in] weights.
+    """
+
+    tensors: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    transpose: tuple[str, ...] = ()
+    no_transpose: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What happens to one tensor, and why.
+
+    Attributes:
+        tensor: as the file has it, or one matrix of a stack.
+        action: "pack", or "carry" (copied as it is).
+        reason: for people.
+        transposed: the file stores [K, N].
+        stack: name of the 3-D tensor that this matrix was split from.
+        alias_of: the tensor with the very same memory that is packed in its place.
+    """
+
+    tensor: SourceTensor
+    action: Literal["pack", "carry"]
+    reason: str
+    transposed: bool = False
+    stack: str | None = None
+    alias_of: str | None = None
+
+    @property
+    def out_features(self) -> int:
+        """N of a tensor that is packed."""
+        return self.tensor.shape[1 if self.transposed else 0]
+
+    @property
+    def in_features(self) -> int:
+        """K of a tensor that is packed."""
+        return self.tensor.shape[0 if self.transposed else 1]
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Tell whether a name is, or is matched by, one of the patterns."""
+    return any(name == pattern or fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def choose(source: Source, request: Request | None = None) -> list[Choice]:
+    """Decide for every tensor of a file, in the file's order. Reads no data.
+
+    Raises:
+        UnknownTensorError: a name or a pattern matches nothing.
+        SelectionError: a tensor that was asked for cannot be packed, a Conv1D weight has no direction,
+            an fp8 weight would be chosen, or nothing is left to pack.
+    """
+    request = request or Request()
+    _check_patterns(source, request)
+    choices: list[Choice] = []
+    for tensor in source.tensors.values():
+        chosen, reason = _wanted(tensor, source, request)
+        if not chosen:
+            choices.append(Choice(tensor, "carry", reason))
+            continue
+        transposed = matches(tensor.name, request.transpose)
+        if not transposed and not matches(tensor.name, request.no_transpose):
+            _check_direction(tensor, source)
+        if len(tensor.shape) == 3:
+            choices += [
+                Choice(part, "pack", f"split from {tensor.name}", transposed, stack=tensor.name)
+                for part in split_stack(tensor)
+            ]
+        else:
+            choices.append(Choice(tensor, "pack", reason, transposed))
+    if not any(choice.action == "pack" for choice in choices):
+        raise _nothing_to_pack(source, choices)
+    return _mark_tied(choices)
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str | None:
+    """Return a hint that names the known names closest to `name`, or None."""
+    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(f"'{other}'" for other in close) + "?"
+    if len(known) <= 5:
+        return "there is " + ", ".join(f"'{other}'" for other in known) if known else None
+    return None
+
+
+def _check_patterns(source: Source, request: Request) -> None:
+    for name in request.tensors:
+        if name not in source.tensors:
+            raise UnknownTensorError(
+                f"{source.path}: no tensor '{name}'", hint=did_you_mean(name, source.tensors)
+            )
+    for option in ("include", "exclude", "transpose", "no_transpose"):
+        patterns: tuple[str, ...] = getattr(request, option)
+        for pattern in patterns:
+            if not any(matches(name, [pattern]) for name in source.tensors):
+                raise UnknownTensorError(
+                    f"{source.path}: --{option.replace('_', '-')} '{pattern}' matches no tensor",
+                    hint=did_you_mean(pattern, source.tensors) or "--dry-run lists the names",
+                )
+    both = [n for n in source.tensors if matches(n, request.transpose) and matches(n, request.no_transpose)]
+    if both:
+        raise SelectionError(f"tensor '{both[0]}' is matched by both --transpose and --no-transpose")
+
+
+def _wanted(tensor: SourceTensor, source: Source, request: Request) -> tuple[bool, str]:
+    """Say whether a tensor is to be packed, and why."""
+    name = tensor.name
+    by_name = name in request.tensors
+    if matches(name, request.exclude):
+        if by_name:
+            raise SelectionError(f"tensor '{name}' is both asked for and excluded")
+        return False, "excluded"
+    unfit = _unfit(tensor)
+    if by_name:
+        if unfit:
+            raise SelectionError(f"{source.path}: tensor '{name}' cannot be packed: {unfit}")
+        return True, "asked for by --tensor"
+    if request.tensors and not matches(name, request.include):
+        return False, "not asked for"
+    if request.include:
+        if not matches(name, request.include):
+            return False, "not included"
+        if unfit and name in request.include:
+            raise SelectionError(f"{source.path}: tensor '{name}' cannot be packed: {unfit}")
+        if not unfit:
+            return True, "included"
+        return False, unfit
+    if matches(name, request.transpose) and not unfit:
+        return True, "asked for by --transpose"
+    if len(tensor.shape) == 3:
+        return False, f"3-D {list(tensor.shape)}: split into matrices by request (--include '{name}')"
+    skip = _skip_reason(name, source)
+    if skip or not matches(name, LINEAR_NAMES):
+        return False, skip or unfit or "not a linear weight by name"
+    if unfit and tensor.dtype.startswith("F8") and len(tensor.shape) == 2:
+        raise SelectionError(
+            f"{source.path}: tensor '{name}' is {tensor.dtype}, which cannot be packed yet",
+            hint="dequantize it to bf16 with its scales first (codes without them are garbage), or --exclude it",
+        )
+    return not unfit, unfit or "linear weight"
+
+
+def _unfit(tensor: SourceTensor) -> str | None:
+    """Say why a tensor cannot be packed at all, or None."""
+    if len(tensor.shape) not in (2, 3):
+        return f"{len(tensor.shape)}-D {list(tensor.shape)}, expected 2 dimensions (N, K)"
+    if tensor.dtype not in FLOAT_DTYPES:
+        return f"dtype {tensor.dtype}, expected one of {', '.join(FLOAT_DTYPES)}"
+    if 0 in tensor.shape:
+        return f"shape {list(tensor.shape)} has no elements"
+    return None
+
+
+def _skip_reason(name: str, source: Source) -> str | None:
+    lower = name.lower()
+    for rule in SKIP_RULES:
+        if fnmatchcase(lower, rule.pattern):
+            return rule.reason
+    block, gate, _ = name.rpartition(".gate.weight")
+    if gate and any(other.startswith((f"{block}.experts.", f"{block}.shared_expert")) for other in source.tensors):
+        return ROUTER_REASON
+    return None
+
+
+def _check_direction(tensor: SourceTensor, source: Source) -> None:
+    if not matches(tensor.name, CONV1D_NAMES):
+        return
+    module = tensor.name.removesuffix(".weight").rpartition(".")[2]
+    bias = source.tensors.get(tensor.name.removesuffix("weight") + "bias")
+    square = tensor.shape[0] == tensor.shape[1]
+    seen = ""
+    if bias is not None and not square and len(bias.shape) == 1:
+        way = "[in, out]" if bias.shape[0] == tensor.shape[1] else "[out, in]"
+        seen = f"; its bias of {bias.shape[0]} says {way}"
+    raise SelectionError(
+        f"{source.path}: tensor '{tensor.name}' {list(tensor.shape)} has the name of a GPT-2 Conv1D, "
+        f"which stores [in, out]{seen}",
+        hint=f"--transpose '*{module}.weight' packs it the right way round; "
+        f"--no-transpose '*{module}.weight' says that it is an ordinary [out, in] weight",
+    )
+
+
+def _nothing_to_pack(source: Source, choices: Sequence[Choice]) -> SelectionError:
+    matrices = [c for c in choices if _unfit(c.tensor) is None]
+    if not matrices:
+        kinds = ", ".join(f"'{c.tensor.name}' ({c.reason})" for c in choices[:3]) or "no tensors at all"
+        return SelectionError(f"{source.path}: nothing to pack: no float matrix among {kinds}")
+    listed = ", ".join(f"'{c.tensor.name}' ({c.reason})" for c in matrices[:3])
+    more = f" and {len(matrices) - 3} more" if len(matrices) > 3 else ""
+    return SelectionError(
+        f"{source.path}: nothing to pack: {listed}{more}",
+        hint=f"name what you want, for example --include '{matrices[0].tensor.name}'",
+    )
+
+
+def _mark_tied(choices: list[Choice]) -> list[Choice]:
+    """Let tensors that are one memory be packed once: the later names become aliases of the first."""
+    first: dict[object, str] = {}
+    marked: list[Choice] = []
+    for choice in choices:
+        if choice.action == "pack" and choice.tensor.storage is not None:
+            key = (choice.tensor.storage, choice.transposed)
+            owner = first.setdefault(key, choice.tensor.name)
+            if owner != choice.tensor.name:
+                choice = Choice(
+                    choice.tensor, "pack", f"tied to {owner}", choice.transposed, alias_of=owner
+                )
+        marked.append(choice)
+    return marked

@@ -1,0 +1,114 @@
+"""PyTorch's .pt, .pth and .bin as sources: tensors and state dicts, read with `weights_only`."""
+
+import pickle
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .errors import SourceError, UnsafePickleError
+from .safetensors_file import open_for_reading
+from .weights import NAMELESS, Source, SourceTensor
+
+_DTYPES = {
+    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.uint16: "U16", torch.int16: "I16",
+    torch.uint32: "U32", torch.int32: "I32", torch.uint64: "U64", torch.int64: "I64",
+    torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64",
+    torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+}  # fmt: skip
+
+# Where trainers put the weights when they save more than weights.
+_STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
+
+
+def open_torch(path: Path) -> Source:
+    """Open a .pt file: a tensor, a state dict, or a checkpoint that holds a state dict under a usual key.
+
+    Raises:
+        SourceError: not a file that torch can read, or no tensor in it.
+        UnsafePickleError: it would need more than tensors to be unpickled; nothing is run.
+    """
+    content = _load(path)
+    if isinstance(content, torch.Tensor):
+        tensor = _source_tensor(NAMELESS, content)
+        if isinstance(tensor, str):
+            raise SourceError(f"{path}: {tensor}")
+        return Source(path, {NAMELESS: tensor}, nameless=True)
+    if not isinstance(content, Mapping):
+        raise SourceError(
+            f"{path}: holds a {type(content).__name__}, expected a tensor or a state dict",
+            hint="save it again with torch.save(model.state_dict(), path)",
+        )
+    left_out: list[str] = []
+    for key in _STATE_DICT_KEYS:
+        if isinstance(content.get(key), Mapping):
+            left_out += [f"{other} (beside '{key}')" for other in content if other != key]
+            content = content[key]
+            break
+    tensors: dict[str, SourceTensor] = {}
+    for name, value in content.items():
+        tensor = _source_tensor(str(name), value) if isinstance(value, torch.Tensor) else None
+        if isinstance(tensor, SourceTensor):
+            tensors[tensor.name] = tensor
+        else:
+            left_out.append(tensor or f"{name} (a {type(value).__name__}, not a tensor)")
+    if not tensors:
+        raise SourceError(f"{path}: holds no tensors", hint="save a state dict: torch.save(model.state_dict(), path)")
+    return Source(path, tensors, left_out=tuple(left_out))
+
+
+def _load(path: Path) -> Any:
+    import os
+
+    os.close(open_for_reading(path))  # for its messages
+    try:
+        # Mapping keeps a large file out of memory until its rows are read; only the zip format can be mapped.
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except pickle.UnpicklingError as error:
+        reason = str(error).partition("\n")[0].strip()
+        if "Weights only load failed" in reason or "weights_only" in str(error):
+            reason = _unsupported_name(str(error))
+            raise UnsafePickleError(
+                f"{path}: refused, since it holds more than tensors{reason}; nothing in it was run",
+                hint="where you trust the file, load it there and save only "
+                "its weights: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')",
+            ) from None
+        raise SourceError(f"{path}: not a file that torch.load can read: {reason}") from None
+    except Exception as error:  # a damaged pickle makes torch.load raise almost anything
+        reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
+        raise SourceError(
+            f"{path}: not a file that torch.load can read: {reason}",
+            hint="download or save it again; it may be truncated",
+        ) from None
+
+
+def _unsupported_name(message: str) -> str:
+    """Find the global that torch refused, in its message."""
+    _, found, rest = message.partition("GLOBAL ")
+    return f" ({rest.split()[0].rstrip('.')})" if found and rest.split() else ""
+
+
+def _source_tensor(name: str, tensor: torch.Tensor) -> SourceTensor | str:
+    """Make a tensor readable by rows, or say why it cannot be."""
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return f"{name} (layout {tensor.layout}, dtype {tensor.dtype}: not a plain dense tensor)"
+    dtype = _DTYPES.get(tensor.dtype)
+    if dtype is None:
+        return f"{name} (dtype {tensor.dtype} has no safetensors counterpart)"
+    if tensor.is_meta:
+        return f"{name} (on the meta device: it has no data)"
+    place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.stride()), tuple(tensor.shape))
+    return SourceTensor(name, dtype, tuple(tensor.shape), _fetch(tensor), storage=(place, dtype))
+
+
+def _fetch(tensor: torch.Tensor) -> Callable[[int, int], bytes]:
+    def fetch(start: int, stop: int) -> bytes:
+        rows = tensor.reshape(-1, tensor.shape[-1] if tensor.ndim else 1)  # a view where strides allow it
+        part = rows[start:stop].resolve_conj().resolve_neg().contiguous()
+        return part.view(torch.uint8).numpy().tobytes()
+
+    return fetch

@@ -1,0 +1,208 @@
+"""Weight files -> tensors that can be read row by row, whatever the file's format.
+
+A reader for one format supplies raw bytes only (`SourceTensor.fetch`); what they mean as float32 is told here,
+once for all formats. Bytes go into a container unchanged when a tensor is carried along.
+"""
+
+import os
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field, replace
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import NonFiniteError, SourceError
+from .safetensors_file import DTYPE_BITS, SafetensorsFile, Slot
+
+#: The name given to the tensor of a file that names none (.npy, or one bare tensor in a .pt).
+NAMELESS = "weight"
+
+#: What can be quantized, by the safetensors name of the dtype.
+FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
+
+_SUFFIXES = {
+    ".safetensors": "safetensors",
+    ".npy": "npy",
+    ".npz": "npz",
+    ".pt": "pt",
+    ".pth": "pt",
+    ".bin": "pt",
+}
+
+_CHUNK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """One tensor of a weight file.
+
+    Attributes:
+        name: its name in the file.
+        dtype: as safetensors names it (F32, BF16, …).
+        shape: any rank.
+        fetch: (start, stop) -> the bytes of these rows, little-endian, C order. A row is the last dimension;
+            all others are counted through.
+        storage: equal for tensors that are one and the same memory (tied weights), else None.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    fetch: Callable[[int, int], bytes] = field(repr=False, compare=False)
+    storage: Hashable = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of data."""
+        return prod(self.shape) * DTYPE_BITS[self.dtype] // 8
+
+    @property
+    def rows(self) -> int:
+        """Rows as `fetch` counts them."""
+        return prod(self.shape[:-1])
+
+    def chunks(self, multiple: int = 1) -> Iterator[tuple[int, bytes]]:
+        """Yield (first row, bytes) of consecutive rows, about 16 MiB at a time, at least one row."""
+        if not self.nbytes:
+            return
+        rows = self.rows
+        step = max(1, _CHUNK_BYTES // max(1, self.nbytes // rows) // multiple) * multiple
+        for start in range(0, rows, step):
+            yield start, self.fetch(start, min(start + step, rows))
+
+    def float_rows(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Yield (first row, float32 rows of shape (n, K)) for a float tensor of rank 2.
+
+        Raises:
+            NonFiniteError: a finite float64 value is beyond float32.
+        """
+        for start, data in self.chunks():
+            yield start, widen(data, self.dtype, name=self.name, first_row=start, columns=self.shape[-1])
+
+    def read(self) -> NDArray[np.float32]:
+        """Return a float tensor whole, as float32 in its own shape."""
+        parts = [rows.reshape(-1) for _, rows in self.float_rows()]
+        flat = np.concatenate(parts) if parts else np.empty(0, np.float32)
+        return flat.reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class Source:
+    """An open weight file. Use it as a context manager.
+
+    Attributes:
+        path: where it lies.
+        tensors: by name, in the file's order.
+        metadata: the file's own string metadata (safetensors only).
+        nameless: the file names no tensor; its only one is called NAMELESS here.
+        left_out: what the file holds besides tensors that a container can hold, described for people.
+    """
+
+    path: Path
+    tensors: dict[str, SourceTensor]
+    metadata: dict[str, str] = field(default_factory=dict)
+    nameless: bool = False
+    left_out: tuple[str, ...] = ()
+    close: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_source(path: str | os.PathLike[str]) -> Source:
+    """Open a weight file by its suffix; headers are read, data is not (for .pt: mapped).
+
+    Raises:
+        SourceError: no such file, an unknown suffix, or a file that is not sound.
+        UnsafePickleError: a .pt file that holds more than tensors.
+    """
+    path = Path(path)
+    kind = _SUFFIXES.get(path.suffix.lower())
+    if kind is None:
+        raise SourceError(
+            f"{path}: suffix {path.suffix!r} is not known, expected one of {', '.join(_SUFFIXES)}",
+            hint="rename or convert the file; a folder of shards is not read yet" if path.is_dir() else None,
+        )
+    if kind == "safetensors":
+        return open_safetensors(path)
+    if kind == "pt":
+        from .torch_file import open_torch
+
+        return open_torch(path)
+    from .npy_file import open_npy, open_npz
+
+    return open_npy(path) if kind == "npy" else open_npz(path)
+
+
+def open_safetensors(path: Path) -> Source:
+    """Open a .safetensors file as a source."""
+    file = SafetensorsFile(path)
+    tensors = {name: slot_tensor(file, name, slot) for name, slot in file.slots.items()}
+    return Source(path, tensors, metadata=file.metadata, close=file.close)
+
+
+def slot_tensor(file: SafetensorsFile, name: str, slot: Slot) -> SourceTensor:
+    """Make one slot of an open safetensors file readable by rows."""
+    row_nbytes = slot.nbytes // max(1, prod(slot.shape[:-1]))
+
+    def fetch(start: int, stop: int) -> bytes:
+        return file.read(slot.start + start * row_nbytes, (stop - start) * row_nbytes)
+
+    return SourceTensor(name, slot.dtype, slot.shape, fetch)
+
+
+def split_stack(tensor: SourceTensor) -> list[SourceTensor]:
+    """Split a stack of matrices [E, N, K] into E tensors [N, K] named T.0, T.1, …"""
+    experts, rows, columns = tensor.shape
+
+    def part(index: int) -> SourceTensor:
+        first = index * rows
+
+        def fetch(start: int, stop: int) -> bytes:
+            return tensor.fetch(first + start, first + stop)
+
+        return replace(tensor, name=f"{tensor.name}.{index}", shape=(rows, columns), fetch=fetch, storage=None)
+
+    return [part(index) for index in range(experts)]
+
+
+def widen(
+    data: bytes, dtype: str, *, name: str, columns: int, first_row: int = 0
+) -> NDArray[np.float32]:
+    """Turn raw little-endian floats into float32 rows, exactly but for F64, which is rounded.
+
+    Args:
+        data: whole rows.
+        dtype: one of FLOAT_DTYPES.
+        name: tensor name, for messages.
+        columns: K.
+        first_row: number of the first row, for messages.
+
+    Returns:
+        float32, shape (n, K).
+    """
+    if dtype == "BF16":
+        bits = np.frombuffer(data, "<u2").astype(np.uint32) << 16
+        return bits.view(np.float32).reshape(-1, columns)
+    stored = np.frombuffer(data, {"F64": "<f8", "F32": "<f4", "F16": "<f2"}[dtype]).reshape(-1, columns)
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = stored.astype(np.float32, copy=False)
+    if dtype == "F64":
+        lost = np.isinf(narrow) & np.isfinite(stored)
+        if lost.any():
+            row, column = (int(i) for i in np.argwhere(lost)[0])
+            raise NonFiniteError(
+                f"tensor '{name}' holds {stored[row, column]} at row {first_row + row}, column {column}, "
+                "which is beyond float32",
+                hint="mend the weight, or leave this tensor unpacked with --exclude",
+            )
+    return narrow
