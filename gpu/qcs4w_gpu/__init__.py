@@ -1,0 +1,47 @@
+"""qcs4w_gpu: a packed linear on any WebGPU adapter, and the judge of what it computes.
+
+Knows neither the command line nor the terminal. Public names are listed here once.
+"""
+
+from .causes import Cause
+from .device import Adapter, choose_adapter, list_adapters
+from .dispatcher import Gpu
+from .errors import DeviceLostError, DomainError, GpuError, KernelError, LimitError, NoAdapterError
+from .judge import Comparison, compare, oracle, reference
+from .kernel import LINEAR_KERNELS, Kernel, parse_kernel, read_kernel, shipped_kernel
+from .linear import Linear, Run, Timing
+from .plan import Plan, choose_kernel, plan_linear
+from .verify import SourceCheck, Verdict, check_source, verify
+
+__all__ = [
+    "LINEAR_KERNELS",
+    "Adapter",
+    "Cause",
+    "Comparison",
+    "DeviceLostError",
+    "DomainError",
+    "Gpu",
+    "GpuError",
+    "Kernel",
+    "KernelError",
+    "LimitError",
+    "Linear",
+    "NoAdapterError",
+    "Plan",
+    "Run",
+    "SourceCheck",
+    "Timing",
+    "Verdict",
+    "check_source",
+    "choose_adapter",
+    "choose_kernel",
+    "compare",
+    "list_adapters",
+    "oracle",
+    "parse_kernel",
+    "plan_linear",
+    "read_kernel",
+    "reference",
+    "shipped_kernel",
+    "verify",
+]

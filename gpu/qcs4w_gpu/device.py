@@ -1,0 +1,116 @@
+"""The adapters of this machine, and which one is taken."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import webgpu
+from .errors import NoAdapterError
+
+# A real GPU before a software one. The words are wgpu's.
+_KINDS = {
+    "DiscreteGPU": "discrete GPU",
+    "IntegratedGPU": "integrated GPU",
+    "VirtualGPU": "virtual GPU",
+    "Unknown": "unknown",
+    "CPU": "software",
+}
+_INSTALL_HINT = (
+    "install a Vulkan driver: your GPU vendor's, or Mesa's software driver: "
+    "'apt-get install mesa-vulkan-drivers' (Debian, Ubuntu), 'dnf install mesa-vulkan-drivers' (Fedora)"
+)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """One WebGPU adapter.
+
+    Attributes:
+        index: its number, as `--adapter` takes it.
+        name: of the device.
+        kind: "discrete GPU", "integrated GPU", "virtual GPU", "unknown" or "software".
+        backend: Vulkan, Metal or D3D12.
+        driver: the driver's own words.
+        limits: by WebGPU's names with dashes.
+        features: WebGPU's names.
+    """
+
+    index: int
+    name: str
+    kind: str
+    backend: str
+    driver: str
+    limits: dict[str, int] = field(repr=False)
+    features: frozenset[str] = field(repr=False)
+    handle: Any = field(repr=False, compare=False, default=None)
+
+    @property
+    def is_software(self) -> bool:
+        """Whether it computes on the CPU."""
+        return self.kind == "software"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.kind}, {self.backend}, {self.driver or 'unknown driver'})"
+
+
+def list_adapters() -> list[Adapter]:
+    """Return every adapter that the WebGPU implementation finds, in its order."""
+    try:
+        found = webgpu.engine().gpu.enumerate_adapters_sync()
+    except webgpu.call_errors() as error:
+        raise NoAdapterError(f"looking for WebGPU adapters failed: {error}", hint=_INSTALL_HINT) from None
+    return [
+        Adapter(
+            index=index,
+            name=handle.info["device"],
+            kind=_KINDS.get(handle.info["adapter_type"], "unknown"),
+            backend=handle.info["backend_type"],
+            driver=handle.info["description"],
+            limits=dict(handle.limits),
+            features=frozenset(handle.features),
+            handle=handle,
+        )
+        for index, handle in enumerate(found)
+    ]
+
+
+def choose_adapter(
+    adapters: Sequence[Adapter], wanted: str | None = None, *, require_gpu: bool = False
+) -> tuple[Adapter, str]:
+    """Choose an adapter.
+
+    Args:
+        adapters: what there is.
+        wanted: an index or a part of a name; None leaves the choice to us.
+        require_gpu: refuse a software adapter.
+
+    Returns:
+        The adapter, and why it was taken, for people.
+
+    Raises:
+        NoAdapterError: there is none, none of that name, or only a software one where a GPU is required.
+    """
+    if not adapters:
+        raise NoAdapterError("there is no WebGPU adapter on this machine", hint=_INSTALL_HINT)
+    listed = "; ".join(f"{a.index}: {a.name} ({a.kind})" for a in adapters)
+    fitting = list(adapters)
+    if wanted is not None:
+        if wanted.isdecimal():
+            fitting = [a for a in adapters if a.index == int(wanted)]
+        else:
+            fitting = [a for a in adapters if wanted.casefold() in f"{a.name} {a.driver}".casefold()]
+        if not fitting:
+            raise NoAdapterError(f"no adapter '{wanted}'", hint=f"there are {listed}")
+    order = list(_KINDS.values())
+    taken = min(fitting, key=lambda a: order.index(a.kind))
+    if require_gpu and taken.is_software:
+        raise NoAdapterError(
+            f"a GPU is required, but {taken.name} computes on the CPU", hint=f"adapters found: {listed}"
+        )
+    if wanted is not None:
+        reason = f"asked for as '{wanted}'" + (f", the best of {len(fitting)} that fit" if len(fitting) > 1 else "")
+    elif len(adapters) == 1:
+        reason = "the only adapter"
+    else:
+        reason = f"a {taken.kind} comes first among {len(adapters)} adapters"
+    return taken, reason

@@ -1,0 +1,39 @@
+"""What can go wrong on the GPU's side, as types."""
+
+from qcs4w_packer.errors import Qcs4wError
+
+
+class GpuError(Qcs4wError):
+    """Raised when the driver or the WebGPU implementation reports an error; keeps its text."""
+
+    code = "gpu"
+
+
+class NoAdapterError(GpuError):
+    """Raised when there is no WebGPU adapter, or none that fits what was asked for."""
+
+    code = "no_adapter"
+
+
+class LimitError(GpuError):
+    """Raised when a shape needs more than the device allows; names the limit."""
+
+    code = "limit"
+
+
+class KernelError(GpuError):
+    """Raised when a kernel file does not keep the contract, or does not compile."""
+
+    code = "kernel"
+
+
+class DeviceLostError(GpuError):
+    """Raised when the device has gone away, for example because a watchdog ended it."""
+
+    code = "device_lost"
+
+
+class DomainError(Qcs4wError):
+    """Raised when an input leaves the domain in which a float32 answer can be judged."""
+
+    code = "domain"

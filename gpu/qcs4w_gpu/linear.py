@@ -1,0 +1,193 @@
+"""A packed linear on a device: weights are uploaded once, and run many times."""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qcs4w_packer import PackedLinear
+from qcs4w_packer.errors import NonFiniteError, UsageError
+from qcs4w_packer.nibbles import PAD_BYTE
+
+from .dispatcher import Gpu, elapsed_ms
+from .kernel import LINEAR_KERNELS, Kernel, check_linear, shipped_kernel
+from .plan import Plan, choose_kernel, plan_linear, row_stride
+
+#: A quiet NaN that no computation makes: what stands in y before a kernel runs, and in guard words after it.
+POISON = np.uint32(0x7FC0DEAD)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Where the time of one run went, in milliseconds.
+
+    Attributes:
+        upload_ms: x to the device, by the host's clock.
+        kernel_ms: the linear, by the GPU's clock; None where it has none.
+        readback_ms: y to the host, by the host's clock.
+    """
+
+    upload_ms: float
+    kernel_ms: float | None
+    readback_ms: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """The result of one run.
+
+    Attributes:
+        y: float32, shape (M, N).
+        plan: what ran.
+        timing: where the time went.
+        unwritten: bool, shape (M, N): elements that the kernel never wrote.
+        guards_intact: nothing was written behind y.
+    """
+
+    y: NDArray[np.float32]
+    plan: Plan
+    timing: Timing
+    unwritten: NDArray[np.bool_]
+    guards_intact: bool
+
+
+class Linear:
+    """y = x · Ŵᵀ (+ bias) on a device.
+
+    Args:
+        gpu: the device; it must outlive this.
+        packed: the weight.
+        bias: float32, shape (N,), added after the product.
+        kernel: run this one whatever the shape; by default the plan chooses.
+        scales: float32, shape (N,), in place of the weight's own.
+
+    Raises:
+        LimitError: the weights do not fit into one buffer of the device.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        packed: PackedLinear,
+        *,
+        bias: NDArray[np.float32] | None = None,
+        kernel: Kernel | None = None,
+        scales: NDArray[np.float32] | None = None,
+    ):
+        if kernel is not None:
+            check_linear(kernel)
+        if bias is not None and bias.shape != (packed.out_features,):
+            raise UsageError(f"bias has shape {list(bias.shape)}, expected [{packed.out_features}]")
+        self.out_features, self.in_features = packed.out_features, packed.in_features
+        self._gpu, self._kernel = gpu, kernel
+        aligns = [kernel.row_align] if kernel else [shipped_kernel(name).row_align for name in LINEAR_KERNELS]
+        self._stride = row_stride(self.in_features, max(aligns))
+        self._plan(1)  # refuses what cannot fit before anything is uploaded
+        start = time.perf_counter()
+        self._weights = gpu.upload(_pad_rows(packed.packed, self._stride), label="packed weights")
+        self._scales = gpu.upload(packed.scales if scales is None else scales, label="scales")
+        self._bias = None if bias is None else gpu.upload(bias.astype(np.float32), label="bias")
+        gpu.finish()
+        self.upload_ms = elapsed_ms(start)
+
+    def __call__(self, x: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Return y, float32, shape (..., N), for x of shape (..., K)."""
+        rows = as_rows(x, self.in_features)
+        return self.run(rows).y.reshape(*x.shape[:-1], self.out_features)
+
+    def run(self, x: NDArray[np.float32], *, guard_words: int = 0) -> Run:
+        """Run once, with what a careful caller wants to know.
+
+        Args:
+            x: float32, shape (M, K), finite.
+            guard_words: 32-bit words behind y that must stay untouched.
+
+        Raises:
+            LimitError: x or y do not fit into one buffer of the device.
+            GpuError: the driver's own words.
+        """
+        gpu, plan = self._gpu, self._plan(len(x))
+        count = plan.rows * plan.out_features
+        start = time.perf_counter()
+        x_buffer = gpu.upload(x, label="x")
+        y_buffer = gpu.upload(np.full(count + guard_words, POISON), label="y")
+        gpu.finish()
+        upload_ms = elapsed_ms(start)
+        buffers = {0: y_buffer, 1: x_buffer, 2: self._weights, 3: self._scales}
+        kernel_ms = gpu.dispatch(plan.kernel, buffers, plan.sizes, plan.grid)
+        if self._bias is not None:
+            add = plan_linear(
+                plan.rows,
+                plan.out_features,
+                plan.in_features,
+                kernel=shipped_kernel("bias_add"),
+                stride=plan.row_stride,
+                limits=gpu.limits,
+            )
+            add_ms = gpu.dispatch(add.kernel, {0: y_buffer, 1: self._bias}, add.sizes, add.grid)
+            kernel_ms = None if kernel_ms is None or add_ms is None else kernel_ms + add_ms
+        start = time.perf_counter()
+        words = gpu.read(y_buffer)
+        timing = Timing(upload_ms, kernel_ms, elapsed_ms(start))
+        for buffer in (x_buffer, y_buffer):
+            buffer.handle.destroy()
+        shape = (plan.rows, plan.out_features)
+        return Run(
+            y=words[:count].view(np.float32).reshape(shape),
+            plan=plan,
+            timing=timing,
+            unwritten=(words[:count] == POISON).reshape(shape),
+            guards_intact=bool((words[count:] == POISON).all()),
+        )
+
+    def close(self) -> None:
+        """Free the weights on the device."""
+        for buffer in (self._weights, self._scales, self._bias):
+            if buffer is not None:
+                buffer.handle.destroy()
+
+    def _plan(self, rows: int) -> Plan:
+        return plan_linear(
+            rows,
+            self.out_features,
+            self.in_features,
+            kernel=self._kernel or choose_kernel(rows),
+            stride=self._stride,
+            limits=self._gpu.limits,
+        )
+
+
+def as_rows(x: NDArray[np.floating], in_features: int) -> NDArray[np.float32]:
+    """Return an input of any rank as float32 rows.
+
+    Args:
+        x: floats, shape (..., K), K equal to in_features.
+        in_features: K.
+
+    Returns:
+        float32, shape (M, K).
+
+    Raises:
+        UsageError: another last dimension, or no rows.
+        NonFiniteError: NaN, an infinity, or a value beyond float32; WGSL may assume that there are none.
+    """
+    if x.ndim < 1 or x.shape[-1] != in_features:
+        raise UsageError(f"input has shape {list(x.shape)}, expected [..., {in_features}]")
+    if x.size == 0:
+        raise UsageError(f"input has shape {list(x.shape)}, which has no rows")
+    with np.errstate(over="ignore", invalid="ignore"):
+        rows = np.ascontiguousarray(x.reshape(-1, in_features), np.float32)
+    if not np.isfinite(rows).all():
+        row, column = (int(i) for i in np.argwhere(~np.isfinite(rows))[0])
+        raise NonFiniteError(f"input holds {rows[row, column]} at row {row}, column {column}; x must be finite in float32")
+    return rows
+
+
+def _pad_rows(packed: NDArray[np.uint8], stride: int) -> NDArray[np.uint8]:
+    """Return packed rows `stride` bytes apart, padded with codes of zero."""
+    if packed.shape[1] == stride:
+        return packed
+    padded = np.full((packed.shape[0], stride), PAD_BYTE, np.uint8)
+    padded[:, : packed.shape[1]] = packed
+    return padded
