@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import webgpu
-from .device import Adapter, choose_adapter, list_adapters
+from .device import choose_adapter, list_adapters
 from .errors import DeviceLostError, GpuError, KernelError, LimitError
 from .kernel import PARAMS_BINDING, Kernel
 
@@ -66,6 +66,7 @@ class Gpu:
         self._pipelines: dict[str, tuple[Any, Any]] = {}
         self._fence = self._device.create_buffer(size=4, usage=self._flags.COPY_SRC)
         self._clock: tuple[Any, Any, float] | None = None
+        self.finish()  # the driver sets itself up at the first use, which is no part of anybody's upload
         if "timestamp-query" in self._device.features:
             self._clock = (
                 self._device.create_query_set(type="timestamp", count=2),
@@ -210,7 +211,8 @@ class Gpu:
         limit = self.limits["max-compute-invocations-per-workgroup"]
         if invocations > limit:
             raise KernelError(
-                f"kernel '{kernel.name}' has {invocations} invocations in a workgroup, {self.adapter.name} allows {limit}"
+                f"kernel '{kernel.name}' has {invocations} invocations in a workgroup, "
+                f"{self.adapter.name} allows {limit}"
             )
 
     @contextlib.contextmanager

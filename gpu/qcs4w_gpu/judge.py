@@ -105,9 +105,7 @@ def oracle(packed: PackedLinear, x: NDArray[np.float32], *, unit_scales: bool = 
         float64, shape (M, N).
     """
     rows = torch.from_numpy(x.astype(np.float64))
-    parts = [
-        rows @ (weight if unit_scales else weight * scales[:, None]).T for weight, scales in _blocks(packed)
-    ]
+    parts = [rows @ (weight if unit_scales else weight * scales[:, None]).T for weight, scales in _blocks(packed)]
     result: NDArray[np.float64] = torch.cat(parts, dim=1).numpy()
     return result
 
@@ -167,7 +165,7 @@ def exact_input(in_features: int, rows: int, seed: int) -> NDArray[np.float32]:
     """
     draw = np.random.default_rng(seed)
     sizes = draw.integers(1, 5, (rows, in_features)) * draw.choice((-1, 1), (rows, in_features))
-    x = sizes.astype(np.float32)
+    x: NDArray[np.float32] = sizes.astype(np.float32)
     windows = math.ceil(in_features / EXACT_WINDOW)
     if windows == 1:
         return x

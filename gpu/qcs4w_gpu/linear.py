@@ -91,6 +91,11 @@ class Linear:
         gpu.finish()
         self.upload_ms = elapsed_ms(start)
 
+    @property
+    def has_bias(self) -> bool:
+        """Whether a bias is added."""
+        return self._bias is not None
+
     def __call__(self, x: NDArray[np.floating]) -> NDArray[np.float32]:
         """Return y, float32, shape (..., N), for x of shape (..., K)."""
         rows = as_rows(x, self.in_features)
@@ -158,12 +163,13 @@ class Linear:
         )
 
 
-def as_rows(x: NDArray[np.floating], in_features: int) -> NDArray[np.float32]:
+def as_rows(x: NDArray[np.floating], in_features: int, *, name: str = "weight") -> NDArray[np.float32]:
     """Return an input of any rank as float32 rows.
 
     Args:
         x: floats, shape (..., K), K equal to in_features.
         in_features: K.
+        name: of the weight, for messages.
 
     Returns:
         float32, shape (M, K).
@@ -173,14 +179,16 @@ def as_rows(x: NDArray[np.floating], in_features: int) -> NDArray[np.float32]:
         NonFiniteError: NaN, an infinity, or a value beyond float32; WGSL may assume that there are none.
     """
     if x.ndim < 1 or x.shape[-1] != in_features:
-        raise UsageError(f"input has shape {list(x.shape)}, expected [..., {in_features}]")
+        raise UsageError(f"input of '{name}' has shape {list(x.shape)}, expected [..., {in_features}]")
     if x.size == 0:
-        raise UsageError(f"input has shape {list(x.shape)}, which has no rows")
+        raise UsageError(f"input of '{name}' has shape {list(x.shape)}, which has no rows")
     with np.errstate(over="ignore", invalid="ignore"):
         rows = np.ascontiguousarray(x.reshape(-1, in_features), np.float32)
     if not np.isfinite(rows).all():
         row, column = (int(i) for i in np.argwhere(~np.isfinite(rows))[0])
-        raise NonFiniteError(f"input holds {rows[row, column]} at row {row}, column {column}; x must be finite in float32")
+        raise NonFiniteError(
+            f"input of '{name}' holds {rows[row, column]} at row {row}, column {column}; it must be finite in float32"
+        )
     return rows
 
 

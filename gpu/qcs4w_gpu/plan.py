@@ -78,7 +78,11 @@ def plan_linear(
                     f"{what} needs {nbytes:,} bytes in one buffer, the device's {limit} is {limits[limit]:,}",
                     hint="use fewer rows, or a device with larger buffers (qcs4w devices lists them)",
                 )
-    for what, count in (("M · N", rows * out_features), ("M · K", rows * in_features), ("N · K_packed", out_features * stride)):
+    for what, count in (
+        ("M · N", rows * out_features),
+        ("M · K", rows * in_features),
+        ("N · K_packed", out_features * stride),
+    ):
         if count >= _U32_RANGE:
             raise LimitError(f"{what} is {count:,}, beyond the 32 bits of an index in WGSL", hint="use fewer rows")
     total = kernel.workgroups(sizes)

@@ -1,6 +1,6 @@
 """verify: the GPU's linear against the judge, by two probes, and the packed bytes against their source."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -192,12 +192,11 @@ def _run(
 
 
 def _compare(run: Run, expected: NDArray[np.float64], bound: NDArray[np.float64] | float) -> Comparison:
-    comparison = compare(run.y, expected, bound, unwritten=run.unwritten, guards_intact=run.guards_intact)
-    return replace(comparison)
+    return compare(run.y, expected, bound, unwritten=run.unwritten, guards_intact=run.guards_intact)
 
 
 def _warnings(packed: PackedLinear) -> list[str]:
     rows = wrong_pad_rows(packed.packed, packed.in_features)
     if not rows:
         return []
-    return [f"the pad nibble of {rows} rows is not 8: K is odd and was padded after the shift, which other readers may trip over"]
+    return [f"the pad nibble of {rows} rows is not 8: K is odd and was padded after the shift"]

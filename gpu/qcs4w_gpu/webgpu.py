@@ -3,7 +3,6 @@
 import logging
 import os
 from functools import cache
-from types import ModuleType
 from typing import Any
 
 ENGINE = "wgpu"
@@ -20,7 +19,7 @@ class _Collect(logging.Handler):
 
 
 @cache
-def engine() -> ModuleType:
+def engine() -> Any:
     """Import wgpu and set it up once."""
     import wgpu
     from wgpu.backends.wgpu_native import extras

@@ -8,8 +8,8 @@ N, K). The names are ours on purpose: X.weight_packed belongs to compressed-tens
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ._version import __version__
-from .errors import ContainerError, DigestError, OutputError, UnknownTensorError
+from .errors import ContainerError, DigestError, NonFiniteError, OutputError, UnknownTensorError
 from .files import replacing, write_at
 from .nibbles import EVEN_HIGH, OFFSET, packed_width
-from .packed import PackedLinear, sha256
+from .packed import PackedLinear
 from .safetensors_file import Planned, SafetensorsFile, SafetensorsLayout, Slot
 from .select import did_you_mean
-from .weights import SourceTensor, slot_tensor
+from .weights import FLOAT_DTYPES, SourceTensor, slot_tensor
 
 METADATA_KEY = "qcs4w"
 VERSION = 1
@@ -217,10 +217,33 @@ class Container:
         """Return where a tensor's packed bytes lie in the file."""
         return self._file.slots[entry.name + _PACKED]
 
-    def carried_tensor(self, name: str) -> SourceTensor | None:
-        """Return a carried tensor (a bias, say), or None."""
-        slot = self._file.slots.get(name)
-        return None if slot is None else slot_tensor(self._file, name, slot)
+    def carried_tensor(self, name: str) -> SourceTensor:
+        """Return a tensor that was copied along, by its name."""
+        return slot_tensor(self._file, name, self._file.slots[name])
+
+    def bias(self, entry: PackedEntry) -> NDArray[np.float32] | None:
+        """Return the bias that the file holds for a packed tensor, float32 (N,), or None.
+
+        Raises:
+            ContainerError: a tensor of that name is not N floats.
+            NonFiniteError: it holds NaN or an infinity.
+        """
+        for name in map(bias_name, (entry.name, *entry.aliases)):
+            if name not in self.carried:
+                continue
+            tensor = self.carried_tensor(name)
+            if tensor.dtype not in FLOAT_DTYPES or tensor.shape != (entry.out_features,):
+                raise ContainerError(
+                    f"{self.path}: bias '{name}' is {tensor.dtype} {list(tensor.shape)}, "
+                    f"expected {entry.out_features} floats",
+                    hint="--no-bias runs without it",
+                )
+            bias = tensor.read()
+            if not np.isfinite(bias).all():
+                column = int(np.flatnonzero(~np.isfinite(bias))[0])
+                raise NonFiniteError(f"{self.path}: bias '{name}' holds {bias[column]} at column {column}")
+            return bias
+        return None
 
     def _refuse(self, message: str, hint: str | None = None) -> None:
         """Raise what a strict reader raises; otherwise remember it."""
@@ -282,7 +305,8 @@ class Container:
         ):
             if rows < 1 or columns < 1 or (slot.dtype, slot.shape) != (dtype, size):
                 self._refuse(
-                    f"{stored} is {slot.dtype} {list(slot.shape)}, expected {dtype} {list(size)} for N {rows}, K {columns}"
+                    f"{stored} is {slot.dtype} {list(slot.shape)}, "
+                    f"expected {dtype} {list(size)} for N {rows}, K {columns}"
                 )
                 return None
         entry = PackedEntry(name, rows, columns)
@@ -369,9 +393,7 @@ class ContainerWriter:
             shape = np.array([entry.out_features, entry.in_features], "<i8")
             write_at(fd, shape.data, self._layout.offsets[name + _SHAPE])
 
-    def write_rows(
-        self, name: str, first_row: int, packed: NDArray[np.uint8], scales: NDArray[np.float32]
-    ) -> None:
+    def write_rows(self, name: str, first_row: int, packed: NDArray[np.uint8], scales: NDArray[np.float32]) -> None:
         """Write consecutive rows of a packed tensor; rows must come in order, since they are hashed."""
         packed_bytes, scale_bytes = packed.data, scales.astype("<f4", copy=False).data
         self._digests[name].packed.update(packed_bytes)
@@ -385,8 +407,6 @@ class ContainerWriter:
 
     def finish(self) -> None:
         """Write the header, now that the digests are known."""
-        from dataclasses import replace
-
         self._entries = {
             name: replace(
                 entry,
@@ -441,6 +461,16 @@ def save_container(
         for name, array in carried.items():
             writer.write_carried(name, 0, array.tobytes())
         writer.finish()
+
+
+def is_container_like(path: str | os.PathLike[str]) -> bool:
+    """Tell whether a safetensors file has packed tensors or our metadata, sound or not.
+
+    Raises:
+        SourceError: it is not a sound safetensors file.
+    """
+    with SafetensorsFile(path) as file:
+        return METADATA_KEY in file.metadata or any(name.endswith(_PACKED) for name in file.slots)
 
 
 def load_packed(path: str | os.PathLike[str], name: str | None = None) -> PackedLinear:

@@ -32,7 +32,9 @@ def replacing(
     try:
         free = shutil.disk_usage(path.parent).free
         if nbytes > free:
-            raise OutputError(f"{path}: needs {nbytes:,} bytes, the disk has {free:,} free: {nbytes - free:,} are missing")
+            raise OutputError(
+                f"{path}: needs {nbytes:,} bytes, the disk has {free:,} free: {nbytes - free:,} are missing"
+            )
         part = path.parent / f".{path.name[:200]}.{secrets.token_hex(4)}.part"
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
     except OSError as error:
@@ -51,9 +53,7 @@ def replacing(
             part.unlink()
 
 
-def check_target(
-    target: str | os.PathLike[str], *, force: bool = False, sources: tuple[Path, ...] = ()
-) -> Path:
+def check_target(target: str | os.PathLike[str], *, force: bool = False, sources: tuple[Path, ...] = ()) -> Path:
     """Return the real path that an output will have, or say why it cannot be written, before any work is done.
 
     Raises:

@@ -33,9 +33,7 @@ def row_square_sums(
     return np.einsum("ij,ij->i", difference, difference), np.einsum("ij,ij->i", wide, wide)
 
 
-def quantization_error(
-    error_squares: NDArray[np.float64], weight_squares: NDArray[np.float64]
-) -> QuantizationError:
+def quantization_error(error_squares: NDArray[np.float64], weight_squares: NDArray[np.float64]) -> QuantizationError:
     """Sum up per-row squares (see `row_square_sums`) into one `QuantizationError`."""
     rows = np.sqrt(_ratio(error_squares, weight_squares))
     relative = math.sqrt(float(_ratio(error_squares.sum(keepdims=True), weight_squares.sum(keepdims=True))[0]))

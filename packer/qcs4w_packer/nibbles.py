@@ -85,9 +85,7 @@ def pack_codes_into(codes: NDArray[np.int8], packed: NDArray[np.uint8]) -> None:
     packed[...] = pairs.astype(np.uint8)  # keeps the low byte: even << 4 | odd
 
 
-def unpack_codes(
-    packed: NDArray[np.uint8], in_features: int, layout: Layout = EVEN_HIGH
-) -> NDArray[np.int8]:
+def unpack_codes(packed: NDArray[np.uint8], in_features: int, layout: Layout = EVEN_HIGH) -> NDArray[np.int8]:
     """Read signed codes out of packed bytes.
 
     Args:

@@ -5,7 +5,7 @@ import zipfile
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, Any
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -87,7 +87,9 @@ def open_npz(path: Path) -> Source:
             if name in tensors:
                 raise SourceError(f"{path}: array '{name}' occurs twice")
             if info.file_size > _MAX_DEFLATE_RATIO * info.compress_size + 64:
-                raise SourceError(f"{path}: member '{info.filename}' claims {info.file_size:,} bytes from {info.compress_size:,}")
+                raise SourceError(
+                    f"{path}: member '{info.filename}' claims {info.file_size:,} bytes from {info.compress_size:,}"
+                )
             with _zip_faults(path, info.filename), archive.open(info) as stream:
                 shape, _, dtype = _read_header(stream, path, info.file_size, member=info.filename)
             dtype_name = _safetensors_dtype(dtype)
@@ -120,7 +122,7 @@ class _zip_faults:  # noqa: N801 - reads as a statement
 
 def _read_member(archive: zipfile.ZipFile, member: str, path: Path) -> NDArray[Any]:
     with _zip_faults(path, member), archive.open(member) as stream:
-        return cast(NDArray[Any], npy_format.read_array(stream, allow_pickle=False))
+        return npy_format.read_array(stream, allow_pickle=False)
 
 
 def _read_header(

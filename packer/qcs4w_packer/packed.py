@@ -1,6 +1,5 @@
 """PackedLinear: one quantized linear weight, checked once when it is made."""
 
-import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,9 +64,3 @@ class PackedLinear:
     def dequantize(self) -> NDArray[np.float32]:
         """Return code · scale: float32, shape (N, K)."""
         return dequantize(self.codes(), self.scales)
-
-
-def sha256(array: NDArray[np.generic]) -> str:
-    """Return the sha256, in hex, of an array's little-endian bytes in C order."""
-    little = array.dtype.newbyteorder("<")
-    return hashlib.sha256(np.ascontiguousarray(array, little).data).hexdigest()

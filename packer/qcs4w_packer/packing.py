@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .container import Container, ContainerWriter, PackedEntry
-from .errors import ContainerError, SelectionError
+from .container import ContainerWriter, PackedEntry
+from .errors import SelectionError, UnknownTensorError
 from .files import check_target, replacing
 from .measure import QuantizationError, quantization_error
 from .rowpack import PackedRows, pack_rows
 from .safetensors_file import Planned
-from .select import Choice, Request, choose
-from .weights import Source, open_source
+from .select import Choice, Request, choose, did_you_mean
+from .weights import FLOAT_DTYPES, Source, open_source, split_stack
 
 EXECUTORCH_REFUSES = "ExecuTorch's WebGPU runtime will refuse it: N·ceil(K/2) is no multiple of 4"
 
@@ -152,16 +153,42 @@ def pack_file(
         )
 
 
+def source_weight(source: Source, entry: PackedEntry) -> NDArray[np.float32]:
+    """Read the float weight that a packed tensor was made of.
+
+    Returns:
+        float32, shape (N, K), turned round or cut out of a stack as it was when it was packed.
+
+    Raises:
+        UnknownTensorError: the source has no tensor of that name.
+        SelectionError: it is not a float matrix.
+    """
+    name = entry.stack or entry.name
+    if source.nameless and len(source.tensors) == 1:
+        tensor = next(iter(source.tensors.values()))
+    elif name in source.tensors:
+        tensor = source.tensors[name]
+    else:
+        raise UnknownTensorError(f"{source.path}: no tensor '{name}'", hint=did_you_mean(name, source.tensors))
+    if entry.stack and len(tensor.shape) == 3:
+        parts = {part.name: part for part in split_stack(tensor)}
+        tensor = parts.get(entry.name, tensor)
+    if len(tensor.shape) != 2 or tensor.dtype not in FLOAT_DTYPES:
+        raise SelectionError(
+            f"{source.path}: tensor '{name}' is {tensor.dtype} {list(tensor.shape)}, not a float matrix"
+        )
+    weight = tensor.read()
+    return np.ascontiguousarray(weight.T) if entry.transposed else weight
+
+
 def _pack_tensor(
     choice: Choice, entry: PackedEntry, writer: ContainerWriter, progress: Progress | None
 ) -> PackedTensor:
     tensor = choice.tensor
     done: list[PackedRows] = []
-    if choice.transposed:  # columns of the source are rows of the weight, so it is needed whole
-        blocks = [(0, np.ascontiguousarray(tensor.read().T))]
-    else:
-        blocks = tensor.float_rows()  # type: ignore[assignment]
-    for first_row, weight in blocks:
+    # Of a transposed source the columns are rows of the weight, so that it is needed whole.
+    whole = [(0, np.ascontiguousarray(tensor.read().T))] if choice.transposed else None
+    for first_row, weight in whole or tensor.float_rows():
         rows = pack_rows(weight, name=tensor.name, first_row=first_row)
         writer.write_rows(entry.name, first_row, rows.packed, rows.scales)
         done.append(rows)
@@ -190,4 +217,6 @@ def _entry(choice: Choice, tied: dict[str, str]) -> PackedEntry:
 
 def _refuse_container(source: Source) -> None:
     if any(name.endswith(".qcs4w_packed") for name in source.tensors):
-        raise SelectionError(f"{source.path}: is a qcs4w container already", hint=f"look at it: qcs4w inspect {source.path}")
+        raise SelectionError(
+            f"{source.path}: is a qcs4w container already", hint=f"look at it: qcs4w inspect {source.path}"
+        )

@@ -40,12 +40,11 @@ def scaled_rows(
     because that element sits on a tie of 7.5.
     """
     inverse = np.float32(1) / scales
-    return np.multiply(weight, inverse[:, None], out=out)
+    scaled: NDArray[np.float32] = np.multiply(weight, inverse[:, None], out=out)
+    return scaled
 
 
-def round_codes(
-    scaled: NDArray[np.float32], out: NDArray[np.float32] | None = None
-) -> NDArray[np.float32]:
+def round_codes(scaled: NDArray[np.float32], out: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
     """Return clamp(round_half_even(scaled), −8, 7), still as float32."""
     rounded = np.rint(scaled, out=out)
     return np.clip(rounded, np.float32(CODE_MIN), np.float32(CODE_MAX), out=rounded)

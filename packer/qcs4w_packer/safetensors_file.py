@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 from .errors import SourceError
 
@@ -134,7 +134,7 @@ class SafetensorsFile:
         bits = prod(shape) * DTYPE_BITS[dtype]
         if bits % 8 or bits // 8 != end - begin:
             raise self._fault(
-                f"tensor {name!r} is {dtype} {shape}, which is {bits / 8:,.15g} bytes, but its offsets hold {end - begin:,}"
+                f"tensor {name!r} is {dtype} {shape}, that is {bits:,} bits, but its offsets hold {end - begin:,} bytes"
             )
         if data_start + end > self.nbytes:
             raise self._fault(
@@ -245,7 +245,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return seen
 
 
-def _are_sizes(value: Any) -> bool:
+def _are_sizes(value: Any) -> TypeGuard[list[int]]:
     """Tell whether a JSON value is a short list of sizes that fit 63 bits."""
     if not isinstance(value, list) or len(value) > _MAX_RANK:
         return False

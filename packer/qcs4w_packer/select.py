@@ -140,9 +140,7 @@ def did_you_mean(name: str, known: Collection[str]) -> str | None:
 def _check_patterns(source: Source, request: Request) -> None:
     for name in request.tensors:
         if name not in source.tensors:
-            raise UnknownTensorError(
-                f"{source.path}: no tensor '{name}'", hint=did_you_mean(name, source.tensors)
-            )
+            raise UnknownTensorError(f"{source.path}: no tensor '{name}'", hint=did_you_mean(name, source.tensors))
     for option in ("include", "exclude", "transpose", "no_transpose"):
         patterns: tuple[str, ...] = getattr(request, option)
         for pattern in patterns:
@@ -197,7 +195,7 @@ def _wanted(tensor: SourceTensor, source: Source, request: Request) -> tuple[boo
 def _unfit(tensor: SourceTensor) -> str | None:
     """Say why a tensor cannot be packed at all, or None."""
     if len(tensor.shape) not in (2, 3):
-        return f"{len(tensor.shape)}-D {list(tensor.shape)}, expected 2 dimensions (N, K)"
+        return f"{len(tensor.shape)}-D, not a matrix (N, K)"
     if tensor.dtype not in FLOAT_DTYPES:
         return f"dtype {tensor.dtype}, expected one of {', '.join(FLOAT_DTYPES)}"
     if 0 in tensor.shape:
@@ -256,8 +254,6 @@ def _mark_tied(choices: list[Choice]) -> list[Choice]:
             key = (choice.tensor.storage, choice.transposed)
             owner = first.setdefault(key, choice.tensor.name)
             if owner != choice.tensor.name:
-                choice = Choice(
-                    choice.tensor, "pack", f"tied to {owner}", choice.transposed, alias_of=owner
-                )
+                choice = Choice(choice.tensor, "pack", f"tied to {owner}", choice.transposed, alias_of=owner)
         marked.append(choice)
     return marked

@@ -1,5 +1,6 @@
 """PyTorch's .pt, .pth and .bin as sources: tensors and state dicts, read with `weights_only`."""
 
+import os
 import pickle
 import zipfile
 from collections.abc import Callable, Mapping
@@ -50,19 +51,20 @@ def open_torch(path: Path) -> Source:
             break
     tensors: dict[str, SourceTensor] = {}
     for name, value in content.items():
-        tensor = _source_tensor(str(name), value) if isinstance(value, torch.Tensor) else None
-        if isinstance(tensor, SourceTensor):
-            tensors[tensor.name] = tensor
+        if not isinstance(value, torch.Tensor):
+            left_out.append(f"{name} (a {type(value).__name__}, not a tensor)")
+            continue
+        tensor = _source_tensor(str(name), value)
+        if isinstance(tensor, str):
+            left_out.append(tensor)
         else:
-            left_out.append(tensor or f"{name} (a {type(value).__name__}, not a tensor)")
+            tensors[tensor.name] = tensor
     if not tensors:
         raise SourceError(f"{path}: holds no tensors", hint="save a state dict: torch.save(model.state_dict(), path)")
     return Source(path, tensors, left_out=tuple(left_out))
 
 
 def _load(path: Path) -> Any:
-    import os
-
     os.close(open_for_reading(path))  # for its messages
     try:
         # Mapping keeps a large file out of memory until its rows are read; only the zip format can be mapped.

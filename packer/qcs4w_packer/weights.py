@@ -175,9 +175,7 @@ def split_stack(tensor: SourceTensor) -> list[SourceTensor]:
     return [part(index) for index in range(experts)]
 
 
-def widen(
-    data: bytes, dtype: str, *, name: str, columns: int, first_row: int = 0
-) -> NDArray[np.float32]:
+def widen(data: bytes, dtype: str, *, name: str, columns: int, first_row: int = 0) -> NDArray[np.float32]:
     """Turn raw little-endian floats into float32 rows, exactly but for F64, which is rounded.
 
     Args:

@@ -1,0 +1,5 @@
+"""python -m qcs4w_cli."""
+
+from .main import main
+
+main()

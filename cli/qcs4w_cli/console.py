@@ -1,0 +1,160 @@
+"""Streams: answers on stdout, the rest on stderr, plain text in a pipe, colour and progress bars on a terminal."""
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from .report import Table, clean, error_document, to_json
+
+
+@dataclass(frozen=True)
+class Console:
+    """Where a command's words go.
+
+    Attributes:
+        command: its name, for the JSON.
+        as_json: one JSON document on stdout and nothing else.
+        quiet: no notes on stderr.
+        answers_to_stderr: stdout is taken by data.
+    """
+
+    command: str
+    as_json: bool = False
+    quiet: bool = False
+    answers_to_stderr: bool = False
+
+    def answer(self, what: str | Table) -> None:
+        """Print a line or a table on stdout, unless JSON was asked for."""
+        if not self.as_json:
+            write(what, sys.stderr if self.answers_to_stderr else sys.stdout)
+
+    def answer_styled(self, lines: Iterable[list[tuple[str, str]]]) -> None:
+        """Print lines of (text, style) pieces on stdout; styles show on a terminal only."""
+        if self.as_json:
+            return
+        if has_colour(sys.stdout):
+            from .report import print_styled
+
+            print_styled(lines, sys.stdout)
+        else:
+            for line in lines:
+                write(clean("".join(text for text, _ in line).rstrip()), sys.stdout)
+
+    def note(self, text: str) -> None:
+        """Print a note on stderr, unless quiet."""
+        if not self.quiet and not self.as_json:
+            write(text, sys.stderr)
+
+    def warn(self, text: str) -> None:
+        """Print a warning on stderr."""
+        if not self.as_json:
+            label = click.style("Warning:", fg="yellow") if has_colour(sys.stderr) else "Warning:"
+            write(f"{label} {text}", sys.stderr)
+
+    def document(self, content: dict[str, Any], exit_code: int) -> None:
+        """Print the JSON document, if it was asked for."""
+        if self.as_json:
+            write(to_json(self.command, content, exit_code), sys.stderr if self.answers_to_stderr else sys.stdout)
+
+    @contextlib.contextmanager
+    def progress(self, what: str, total: int, *, unit_bytes: bool) -> Iterator[Callable[[int, str], None]]:
+        """Yield a function (advance, what is being done) that moves a bar, where there is a terminal to show it."""
+        if self.quiet or self.as_json or not sys.stderr.isatty():
+            yield lambda advance, name: None
+            return
+        from rich import progress as bars
+        from rich.console import Console as RichConsole
+
+        amount = bars.DownloadColumn() if unit_bytes else bars.MofNCompleteColumn()
+        columns = [bars.TextColumn("{task.description}"), bars.BarColumn(), amount, bars.TimeRemainingColumn()]
+        stderr = RichConsole(file=sys.stderr)
+        with bars.Progress(*columns, console=stderr, transient=True) as bar:
+            task = bar.add_task(what, total=total)
+
+            def advance(count: int, name: str) -> None:
+                bar.update(task, advance=count, description=f"{what} {clean(name)[-40:]}")
+
+            yield advance
+
+
+def write(what: str | Table, stream: Any) -> None:
+    """Print to a stream; a closed pipe is quiet, and what follows is thrown away."""
+    try:
+        if isinstance(what, str):
+            stream.write(what + "\n")
+        elif stream.isatty():
+            from .report import print_rich
+
+            print_rich(what, stream, colour=has_colour(stream))
+        else:
+            stream.write(what.plain() + "\n")
+        stream.flush()
+    except BrokenPipeError:
+        if stream is sys.stdout:
+            silence_stdout()
+
+
+def write_data(data: bytes) -> None:
+    """Write raw bytes to stdout."""
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        silence_stdout()
+
+
+def silence_stdout() -> None:
+    """Let everything that is still going to be printed vanish, after the reader has gone."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+
+
+def has_colour(stream: Any) -> bool:
+    """Tell whether a stream takes colour: a terminal, and neither NO_COLOR nor TERM=dumb."""
+    return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def report_error(error: Exception, argv: Sequence[str]) -> None:
+    """Print what went wrong and how to mend it; with --json as a document, with -v with the traceback."""
+    message, hint, code = describe_error(error)
+    flags = list(argv[: list(argv).index("--") if "--" in argv else None])
+    if "--json" in flags:
+        command = next((arg for arg in flags if not arg.startswith("-")), "qcs4w")
+        write(to_json(command, error_document(code, message, hint), 2), sys.stdout)
+    else:
+        print_error(message, hint)
+    if "-v" in flags or "--verbose" in flags:
+        traceback.print_exception(error, file=sys.stderr)
+    elif code == "internal":
+        write("Hint: this is a fault of qcs4w; -v shows where it happened", sys.stderr)
+
+
+def print_error(message: str, hint: str | None) -> None:
+    """Print an error and its hint on stderr."""
+    label = click.style("Error:", fg="red", bold=True) if has_colour(sys.stderr) else "Error:"
+    write(f"{label} {clean(message)}", sys.stderr)
+    if hint:
+        write(f"Hint: {clean(hint)}", sys.stderr)
+
+
+def describe_error(error: Exception) -> tuple[str, str | None, str]:
+    """Return (message, hint, stable code) of any exception."""
+    from qcs4w_packer.errors import Qcs4wError
+
+    if isinstance(error, Qcs4wError):
+        return str(error), error.hint, error.code
+    if isinstance(error, click.ClickException):
+        context = getattr(error, "ctx", None)
+        hint = f"{context.command_path} --help shows how" if context else None
+        return error.format_message(), hint, "usage"
+    if isinstance(error, MemoryError):
+        return "not enough memory", "use fewer rows, or pack fewer tensors at a time", "memory"
+    return f"internal error: {type(error).__name__}: {error}", None, "internal"

@@ -1,0 +1,163 @@
+"""Dumps of packed bytes: nibbles, codes and values side by side. Pure: a tensor's part -> lines of styled text."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from qcs4w_packer import LAYOUTS, UsageError
+from qcs4w_packer.nibbles import unpack_codes, unpack_nibbles
+
+if TYPE_CHECKING:
+    from qcs4w_packer import Container, Layout, PackedEntry
+
+#: A piece of a line and its style on a terminal.
+Span = tuple[str, str]
+
+_CELL = 10
+_COLUMNS_PER_LINE = 8
+_HIGH, _LOW = "bold yellow", "bold blue"
+
+
+@dataclass(frozen=True)
+class DumpRow:
+    """One row's part of a dump; all lists run over the columns of the dump.
+
+    Attributes:
+        row: n.
+        scale: of the row.
+        file_offset: where the row's first packed byte lies in the file.
+        packed: the row's bytes that hold the columns.
+        nibbles: as they lie in the bytes, in column order.
+        codes: as the layout reads them.
+        values: code · scale.
+    """
+
+    row: int
+    scale: float
+    file_offset: int
+    packed: bytes
+    nibbles: list[int]
+    codes: list[int]
+    values: list[float]
+
+
+@dataclass(frozen=True)
+class Dump:
+    """A rectangle of one packed tensor.
+
+    Attributes:
+        name: of the tensor.
+        layout: how the bytes are read.
+        first_column: k of the first column.
+        first_byte: index within a row of the first byte.
+        rows: what is shown.
+    """
+
+    name: str
+    layout: "Layout"
+    first_column: int
+    first_byte: int
+    rows: list[DumpRow]
+
+    @classmethod
+    def of(cls, container: "Container", entry: "PackedEntry", rows: slice, cols: slice, layout: str) -> "Dump":
+        """Read a rectangle of a tensor whatever its digest says.
+
+        Raises:
+            UsageError: it lies outside the tensor.
+        """
+        start, stop, _ = rows.indices(entry.out_features)
+        first, last, _ = cols.indices(entry.in_features)
+        for name, low, high, limit in (
+            ("rows", start, stop, entry.out_features),
+            ("cols", first, last, entry.in_features),
+        ):
+            if low >= high:
+                raise UsageError(f"--{name} is empty: '{entry.name}' has {limit} {name}, 0:{limit}")
+        packed = container.load_unchecked(entry)
+        reading = LAYOUTS[layout]
+        width = packed.packed.shape[1]
+        place = container.packed_slot(entry).start
+        part = packed.packed[start:stop]
+        nibbles = unpack_nibbles(part, even_high=reading.even_high)[:, first:last]
+        codes = unpack_codes(part, entry.in_features, reading)[:, first:last]
+        first_byte, end_byte = first // 2, (last + 1) // 2
+        return cls(
+            entry.name,
+            reading,
+            first,
+            first_byte,
+            [
+                DumpRow(
+                    row=start + i,
+                    scale=float(packed.scales[start + i]),
+                    file_offset=place + (start + i) * width,
+                    packed=part[i, first_byte:end_byte].tobytes(),
+                    nibbles=[int(v) for v in nibbles[i]],
+                    codes=[int(v) for v in codes[i]],
+                    values=[float(v * packed.scales[start + i]) for v in codes[i]],
+                )
+                for i in range(stop - start)
+            ],
+        )
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON form."""
+        return {
+            "tensor": self.name,
+            "layout": self.layout.name,
+            "first_column": self.first_column,
+            "rows": [
+                {
+                    "row": row.row,
+                    "scale": row.scale,
+                    "file_offset": row.file_offset,
+                    "bytes": row.packed.hex(" ").upper().split(" "),
+                    "nibbles": row.nibbles,
+                    "codes": row.codes,
+                    "values": row.values,
+                }
+                for row in self.rows
+            ],
+        }
+
+    def lines(self) -> Iterator[list[Span]]:
+        """Yield lines for people: k, half, byte, nibble, code and value under each other."""
+        order = "even column in the high nibble" if self.layout.even_high else "even column in the low nibble"
+        encoding = "two's complement" if self.layout.twos_complement else "code + 8"
+        yield [(f"{self.name} read as {self.layout.name}: {order}, {encoding}", "bold")]
+        for row in self.rows:
+            yield []
+            yield [(f"row {row.row}", "bold cyan"), (f"  scale {row.scale:.9g}  file offset {row.file_offset:,}", "")]
+            # Whole bytes on each line: it starts at an even column.
+            start = -(self.first_column % 2)
+            while start < len(row.codes):
+                yield from self._panel(row, max(start, 0), min(start + _COLUMNS_PER_LINE, len(row.codes)))
+                start += _COLUMNS_PER_LINE
+
+    def _panel(self, row: DumpRow, start: int, stop: int) -> Iterator[list[Span]]:
+        columns = range(start, stop)
+        ks = [self.first_column + i for i in columns]
+        high = [(k % 2 == 0) == self.layout.even_high for k in ks]
+        styles = [_HIGH if is_high else _LOW for is_high in high]
+        data = [f"{row.packed[k // 2 - self.first_byte]:02X}" if i == 0 or k % 2 == 0 else "" for i, k in enumerate(ks)]
+        plain = [""] * len(ks)
+        yield _line("k", [str(k) for k in ks], ["dim"] * len(ks))
+        yield _line("byte", data, plain)
+        yield _line("half", ["high" if is_high else "low" for is_high in high], styles)
+        yield _line("nibble", [f"{row.nibbles[i]:X}" for i in columns], styles)
+        yield _line("code", [str(row.codes[i]) for i in columns], plain)
+        yield _line("value", [f"{row.values[i]:.4g}" for i in columns], plain)
+
+
+def hex_lines(dump: Dump) -> Iterator[str]:
+    """Yield the bytes of a dump, 16 a line, with their offsets in the file."""
+    for row in dump.rows:
+        yield f"row {row.row}"
+        for at in range(0, len(row.packed), 16):
+            offset = row.file_offset + dump.first_byte + at
+            yield f"{offset:08x}  {row.packed[at : at + 16].hex(' ').upper()}"
+
+
+def _line(title: str, cells: list[str], styles: list[str]) -> list[Span]:
+    return [(f"{title:<7}", "dim"), *((f"{cell:>{_CELL}}", style) for cell, style in zip(cells, styles, strict=True))]

@@ -1,0 +1,196 @@
+"""The inspect command."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .console import Console
+from .dump import Dump, hex_lines
+from .main import COMMANDS, EXIT_FAILED
+from .options import PATH, common_options
+from .report import Table, clean, plural, size
+
+if TYPE_CHECKING:
+    from qcs4w_packer import Container, PackedEntry
+
+LAYOUT_NAMES = ("even-high", "even-low", "even-high-twos", "even-low-twos")
+
+
+class SliceType(click.ParamType):  # type: ignore[type-arg]  # generic in recent clicks only
+    """A range of rows or columns: a:b, a:, :b or a single number."""
+
+    name = "a:b"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> slice:
+        """Parse the text."""
+        if isinstance(value, slice):
+            return value
+        first, colon, last = str(value).partition(":")
+        if not all(part.isdecimal() or (colon and not part) for part in (first, last if colon else first)):
+            self.fail(f"'{value}' is not a range such as 0:4, 8: or 3", param, ctx)
+        start = int(first or 0)
+        return slice(start, (int(last) if last else None) if colon else start + 1)
+
+
+@click.command("inspect", short_help=COMMANDS["inspect"])
+@click.argument("file", type=PATH)
+@click.option("--tensor", metavar="NAME", help="Dump this packed tensor: bytes, nibbles, codes and values.")
+@click.option("--rows", type=SliceType(), default="0:4", show_default=True, help="Rows n to dump.")
+@click.option("--cols", type=SliceType(), default="0:16", show_default=True, help="Columns k to dump.")
+@click.option("--hex", "as_hex", is_flag=True, help="Dump raw bytes with their offsets in the file.")
+@click.option(
+    "--layout",
+    type=click.Choice(LAYOUT_NAMES),
+    default=LAYOUT_NAMES[0],
+    show_default=True,
+    help="How to read the bytes.",
+)
+@common_options
+def command(
+    file: Path,
+    tensor: str | None,
+    rows: slice,
+    cols: slice,
+    as_hex: bool,
+    layout: str,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Show what is in a file: metadata, tensors, sizes and digests, or the nibbles of one tensor.
+
+    It is for broken files too: what a reader would refuse is reported, what can be shown is shown, and the exit code
+    is 1. A file that is no container is listed with what pack would make of it.
+
+    \b
+    Example:
+      qcs4w inspect packed.safetensors
+      qcs4w inspect packed.safetensors --tensor pooler.dense --rows 0:2 --cols 0:16
+      qcs4w inspect packed.safetensors --tensor pooler.dense --layout even-low
+      qcs4w inspect packed.safetensors --tensor pooler.dense --hex
+    """  # noqa: D301
+    from qcs4w_packer import Container, UsageError
+
+    console = Console("inspect", as_json, quiet)
+    if not _has_packed_tensors(file):
+        if tensor:
+            raise UsageError(
+                f"{file}: has no packed tensors", hint=f"pack it first: qcs4w pack {file} -o OUT.safetensors"
+            )
+        return _inspect_source(file, console)
+    with Container(file, strict=False) as container:
+        if tensor is None and as_hex:
+            tensor = container.only().name
+        entries = [container.entry(tensor)] if tensor else list(container.entries.values())
+        mismatches = {entry.name: container.wrong_digests(entry) for entry in entries}
+        problems = [*container.problems, *(text for texts in mismatches.values() for text in texts)]
+        code = EXIT_FAILED if problems else 0
+        content: dict[str, Any] = {
+            "file": str(file),
+            "container": True,
+            "nbytes": container.nbytes,
+            "document": {k: v for k, v in container.document.items() if k != "tensors"},
+            "problems": problems,
+            "tensors": [_tensor_document(container, entry, mismatches[entry.name]) for entry in entries],
+            "carried": _carried(container),
+        }
+        if tensor:
+            dump = Dump.of(container, entries[0], rows, cols, layout)
+            if as_hex:
+                console.answer("\n".join(hex_lines(dump)))
+            else:
+                console.answer_styled(dump.lines())
+            content["dump"] = dump.document()
+        else:
+            _show_overview(content, console, verbose)
+        for problem in problems:
+            console.warn(clean(problem))
+        console.document(content, code)
+        return code
+
+
+def _has_packed_tensors(file: Path) -> bool:
+    """Tell a container, sound or not, from any other file."""
+    from qcs4w_packer.container import is_container_like
+
+    return file.suffix.lower() == ".safetensors" and is_container_like(file)
+
+
+def _tensor_document(container: "Container", entry: "PackedEntry", wrong: list[str]) -> dict[str, Any]:
+    return {
+        "tensor": entry.name,
+        "out_features": entry.out_features,
+        "in_features": entry.in_features,
+        "source_dtype": entry.source_dtype,
+        "method": entry.method,
+        "transposed": entry.transposed,
+        "aliases": list(entry.aliases),
+        "packed_nbytes": entry.packed_nbytes,
+        "file_offset": container.packed_slot(entry).start,
+        "packed_sha256": entry.packed_sha256,
+        "scale_sha256": entry.scale_sha256,
+        "digest_ok": not wrong,
+        "executorch_refuses": entry.executorch_refuses,
+    }
+
+
+def _carried(container: "Container") -> list[dict[str, Any]]:
+    tensors = (container.carried_tensor(name) for name in container.carried)
+    return [{"tensor": t.name, "dtype": t.dtype, "shape": list(t.shape), "nbytes": t.nbytes} for t in tensors]
+
+
+def _show_overview(content: dict[str, Any], console: Console, verbose: bool) -> None:
+    document = content["document"]
+    console.answer(
+        f"{content['file']}: qcs4w container, version {document.get('version', '?')}, {size(content['nbytes'])}; "
+        f"nibble order {document.get('nibble_order', '?')}, offset {document.get('offset', '?')}; "
+        f"made by {clean(str(document.get('tool', '?')))}\n"
+    )
+    rows = [
+        (
+            t["tensor"],
+            *(str(t[key]) for key in ("out_features", "in_features")),
+            size(t["packed_nbytes"]),
+            f"{t['file_offset']:,}",
+            t["source_dtype"],
+            t["method"],
+            "ok" if t["digest_ok"] else "MISMATCH",
+            t["packed_sha256"] if verbose else t["packed_sha256"][:12],
+            "; ".join(
+                ["transposed"] * t["transposed"]
+                + [f"also {alias}" for alias in t["aliases"]]
+                + ["ExecuTorch's WebGPU runtime refuses it (bytes % 4)"] * t["executorch_refuses"]
+            ),
+        )
+        for t in content["tensors"]
+    ]
+    titles = ("packed tensor", ">N", ">K", ">bytes", ">file offset", "from", "method", "digest", "sha256", "notes")
+    console.answer(Table(titles, rows, ("cyan",)))
+    carried = content["carried"]
+    if carried:
+        total = size(sum(t["nbytes"] for t in carried))
+        console.answer(
+            f"\nand {plural(len(carried), 'tensor')} as in the source, {total}"
+            + ("" if verbose else " (-v lists them)")
+        )
+    if carried and verbose:
+        listed = [(t["tensor"], t["dtype"], str(t["shape"]), size(t["nbytes"])) for t in carried]
+        console.answer(Table(("other tensor", "dtype", "shape", ">bytes"), listed))
+
+
+def _inspect_source(file: Path, console: Console) -> int:
+    """List a weight file that is not a container."""
+    from qcs4w_packer import open_source
+
+    with open_source(file) as source:
+        tensors = [
+            {"tensor": t.name, "dtype": t.dtype, "shape": list(t.shape), "nbytes": t.nbytes}
+            for t in source.tensors.values()
+        ]
+    console.answer(f"{file}: not a qcs4w container; {plural(len(tensors), 'tensor')}\n")
+    rows = [(str(t["tensor"]), str(t["dtype"]), str(t["shape"]), size(int(str(t["nbytes"])))) for t in tensors]
+    console.answer(Table(("tensor", "dtype", "shape", ">bytes"), rows, ("cyan",)))
+    console.note(f"see what would be packed: qcs4w pack {file} --dry-run")
+    console.document({"file": str(file), "container": False, "tensors": tensors}, 0)
+    return 0

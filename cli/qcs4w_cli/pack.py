@@ -1,0 +1,97 @@
+"""The pack command."""
+
+from pathlib import Path
+
+import click
+
+from .console import Console
+from .main import COMMANDS
+from .options import PATH, common_options, force_option
+from .report import carried_table, pack_document, pack_table, plural, size
+
+
+@click.command("pack", short_help=COMMANDS["pack"])
+@click.argument("source", type=PATH)
+@click.option("-o", "--output", type=PATH, help="The container to make (a .safetensors file).")
+@click.option("--tensor", "tensors", multiple=True, metavar="NAME", help="Pack this tensor only. Repeatable.")
+@click.option(
+    "--include", multiple=True, metavar="GLOB", help="Pack the matrices that match, in place of the default choice."
+)
+@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave the tensors that match unpacked.")
+@click.option(
+    "--transpose", multiple=True, metavar="GLOB", help="Pack these the other way round: the file has [in, out]."
+)
+@click.option(
+    "--no-transpose", multiple=True, metavar="GLOB", help="These are [out, in], whatever their names suggest."
+)
+@click.option("--packed-only", is_flag=True, help="Do not copy the other tensors (biases, norms, …) along.")
+@click.option(
+    "-n", "--dry-run", is_flag=True, help="Show what would be packed and skipped, and why; reads no weight data."
+)
+@force_option
+@common_options
+def command(
+    source: Path,
+    output: Path | None,
+    tensors: tuple[str, ...],
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    transpose: tuple[str, ...],
+    no_transpose: tuple[str, ...],
+    packed_only: bool,
+    dry_run: bool,
+    force: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Quantize and pack the linear weights of a file, byte for byte as ExecuTorch does.
+
+    SOURCE is a .safetensors, .npy, .npz, .pt, .pth or .bin file. By default every 2-D float tensor that is a linear
+    weight by name is packed (no embeddings, norms, heads or routers: --dry-run lists them with the reason), and all
+    other tensors are copied as they are, so that the result is a whole checkpoint.
+
+    \b
+    Example:
+      qcs4w pack model.safetensors --dry-run
+      qcs4w pack model.safetensors -o packed.safetensors
+      qcs4w pack model.safetensors -o packed.safetensors --exclude '*.pooler.*' --force
+    """  # noqa: D301
+    from qcs4w_packer import Request, UsageError, open_source, pack_file
+
+    console = Console("pack", as_json, quiet)
+    if output is None and not dry_run:
+        raise UsageError(
+            "there is no output", hint="say where to with -o OUT.safetensors, or look first with --dry-run"
+        )
+    if output is not None and output.suffix.lower() != ".safetensors":
+        raise UsageError(
+            f"{output}: a container is a .safetensors file", hint=f"-o {output.with_suffix('.safetensors')}"
+        )
+    with open_source(source) as opened:
+        total = sum(tensor.nbytes for tensor in opened.tensors.values())
+    with console.progress("packing", total, unit_bytes=True) as progress:
+        report = pack_file(
+            source,
+            output,
+            request=Request(tensors, include, exclude, transpose, no_transpose),
+            packed_only=packed_only,
+            force=force,
+            dry_run=dry_run,
+            progress=progress,
+        )
+    console.answer(pack_table(report))
+    if report.carried and (dry_run or verbose):
+        console.answer("")
+        console.answer(carried_table(report))
+    for what in report.left_out:
+        console.warn(f"not in the output: {what}")
+    others = "left out" if packed_only else "copied"
+    console.answer(
+        f"\n{'would pack' if dry_run else 'packed'} {plural(len(report.packed), 'tensor')}, "
+        f"{plural(len(report.carried), 'other')} {others}; "
+        f"{size(report.source_nbytes)} → {size(report.output_nbytes)}"
+        + (f"; wrote {report.output}" if not dry_run else "; dry run, nothing was written")
+    )
+    console.document(pack_document(report), 0)
+    return 0

@@ -1,0 +1,321 @@
+"""Results -> tables, text and JSON. Pure but for the two functions that draw with rich."""
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qcs4w_gpu import Adapter, Comparison, SourceCheck, Verdict
+    from qcs4w_packer import PackedEntry, PackReport, QuantizationError
+
+SCHEMA_VERSION = 1
+
+#: The limits that decide what fits, by WebGPU's names with dashes.
+LIMITS = (
+    "max-buffer-size",
+    "max-storage-buffer-binding-size",
+    "max-compute-workgroup-storage-size",
+    "max-compute-invocations-per-workgroup",
+    "max-compute-workgroups-per-dimension",
+)
+
+#: Styles that a cell may ask for on a terminal, by the cell's own text.
+_CELL_STYLES = {"pass": "green", "FAIL": "bold red", "ERROR": "bold red", "ok": "green", "MISMATCH": "bold red"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under column titles; titles that begin with '>' are set to the right.
+
+    Attributes:
+        columns: titles.
+        rows: as many cells each.
+        styles: rich's style of each column on a terminal, "" for none.
+    """
+
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+    styles: tuple[str, ...] = ()
+
+    def plain(self) -> str:
+        """Return aligned text without any truncation, colour or frame."""
+        titles = [title.lstrip(">") for title in self.columns]
+        lines = [titles, *([clean(cell) for cell in row] for row in self.rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
+        aligned = (
+            "  ".join(
+                cell.rjust(width) if title.startswith(">") else cell.ljust(width)
+                for cell, width, title in zip(line, widths, self.columns, strict=True)
+            )
+            for line in lines
+        )
+        return "\n".join(line.rstrip() for line in aligned)
+
+
+def print_rich(table: Table, stream: Any, *, colour: bool) -> None:
+    """Draw a table on a terminal."""
+    from rich.console import Console
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    drawn = RichTable(header_style="bold", box=None, pad_edge=False)
+    for index, title in enumerate(table.columns):
+        style = table.styles[index] if table.styles else ""
+        is_right = title.startswith(">")
+        drawn.add_column(title.lstrip(">"), justify="right" if is_right else "left", style=style, overflow="fold")
+    for row in table.rows:
+        drawn.add_row(*(Text(clean(cell), style=_CELL_STYLES.get(cell, "")) for cell in row))
+    Console(file=stream, no_color=not colour, highlight=False).print(drawn)
+
+
+def print_styled(lines: Iterable[list[tuple[str, str]]], stream: Any) -> None:
+    """Draw lines of (text, style) pieces on a terminal."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(file=stream, highlight=False)
+    for line in lines:
+        console.print(Text.assemble(*((clean(text), style) for text, style in line)), soft_wrap=True)
+
+
+def clean(text: str) -> str:
+    """Return text with control characters spelled out: a tensor's name must not steer the terminal."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def to_json(command: str, content: dict[str, Any], exit_code: int) -> str:
+    """Return the one document of a command; numbers that JSON lacks become "nan", "inf" or "-inf"."""
+    from qcs4w_packer import __version__
+
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "command": command,
+        "tool": {"name": "qcs4w", "version": __version__},
+        "exit_code": exit_code,
+        **content,
+    }
+    return json.dumps(_json_value(document), indent=2, allow_nan=False)
+
+
+def error_document(code: str, message: str, hint: str | None) -> dict[str, Any]:
+    """Return the JSON form of an error."""
+    return {"error": {"code": code, "message": message, "hint": hint}}
+
+
+def size(nbytes: int) -> str:
+    """Return a number of bytes for people: 1.5 MiB."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def milliseconds(value: float | None) -> str:
+    """Return a time for people, or n/a where the device has no clock."""
+    return "n/a" if value is None else f"{value:.2f}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return "1 row", "2 rows"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def pack_table(report: "PackReport") -> Table:
+    """Return what became of each packed tensor."""
+    rows: list[tuple[str, ...]] = [
+        (
+            tensor.entry.name,
+            str(tensor.entry.out_features),
+            str(tensor.entry.in_features),
+            tensor.entry.source_dtype,
+            f"{size(tensor.source_nbytes)} → {size(tensor.entry.packed_nbytes)}",
+            f"{tensor.error.relative:.4f}" if tensor.error else "",
+            f"{tensor.error.snr_db:.1f} dB" if tensor.error else "",
+            "; ".join(
+                [tensor.reason] * report.is_dry_run
+                + ["transposed"] * tensor.entry.transposed
+                + [f"also {alias}" for alias in tensor.entry.aliases]
+                + tensor.warnings
+            ),
+        )
+        for tensor in report.packed
+    ]
+    titles: tuple[str, ...] = ("packed tensor", ">N", ">K", "from", ">bytes", ">rel. error", ">SNR", "notes")
+    if report.is_dry_run:
+        rows = [row[:5] + row[7:] for row in rows]
+        titles = titles[:5] + titles[7:]
+    return Table(titles, rows, ("cyan",))
+
+
+def carried_table(report: "PackReport") -> Table:
+    """Return what is not packed, and why."""
+    fate = "left out" if report.packed_only else "copied"
+    rows = [
+        (c.tensor.name, c.tensor.dtype, str(list(c.tensor.shape)), size(c.tensor.nbytes), fate, c.reason)
+        for c in report.carried
+    ]
+    return Table(("other tensor", "dtype", "shape", ">bytes", "fate", "reason"), rows)
+
+
+def pack_document(report: "PackReport") -> dict[str, Any]:
+    """Return the JSON form of a pack report."""
+    return {
+        "source": str(report.source),
+        "output": None if report.output is None else str(report.output),
+        "dry_run": report.is_dry_run,
+        "source_nbytes": report.source_nbytes,
+        "output_nbytes": report.output_nbytes,
+        "packed": [
+            {
+                "tensor": tensor.entry.name,
+                "out_features": tensor.entry.out_features,
+                "in_features": tensor.entry.in_features,
+                "source_dtype": tensor.entry.source_dtype,
+                "source_nbytes": tensor.source_nbytes,
+                "packed_nbytes": tensor.entry.packed_nbytes,
+                "transposed": tensor.entry.transposed,
+                "aliases": list(tensor.entry.aliases),
+                "reason": tensor.reason,
+                "quantization_error": quantization_document(tensor.error),
+                "floored_rows": tensor.floored_rows,
+                "warnings": tensor.warnings,
+            }
+            for tensor in report.packed
+        ],
+        "carried": [
+            {
+                "tensor": choice.tensor.name,
+                "dtype": choice.tensor.dtype,
+                "shape": list(choice.tensor.shape),
+                "nbytes": choice.tensor.nbytes,
+                "reason": choice.reason,
+                "left_out": report.packed_only,
+            }
+            for choice in report.carried
+        ],
+        "left_out": list(report.left_out),
+    }
+
+
+def adapter_document(adapter: "Adapter") -> dict[str, Any]:
+    """Return the JSON form of an adapter."""
+    return {
+        "index": adapter.index,
+        "name": adapter.name,
+        "kind": adapter.kind,
+        "backend": adapter.backend,
+        "driver": adapter.driver,
+        "limits": {name: adapter.limits[name] for name in LIMITS if name in adapter.limits},
+        "features": sorted(adapter.features),
+    }
+
+
+def verdict_document(entry: "PackedEntry", verdict: "Verdict") -> dict[str, Any]:
+    """Return the JSON form of a verdict."""
+    return {
+        "status": verdict.status,
+        "out_features": entry.out_features,
+        "in_features": entry.in_features,
+        "rows": verdict.rows,
+        "kernel": verdict.kernel,
+        "exact": _comparison_document(verdict.exact),
+        "bounded": _comparison_document(verdict.bounded),
+        "source": None if verdict.source is None else _source_document(verdict.source),
+        "causes": [dataclasses.asdict(cause) for cause in verdict.causes],
+        "warnings": list(verdict.warnings),
+    }
+
+
+def verdict_lines(result: dict[str, Any]) -> list[str]:
+    """Return a verdict (its JSON form) for people: one line, and what is wrong under it."""
+    exact, bounded, source = result["exact"], result["bounded"], result["source"]
+    parts = [
+        f"{'pass' if result['status'] == 'pass' else 'FAIL'}  {result['tensor']}",
+        f"{result['out_features']} × {result['in_features']}",
+        f"exact {'equal' if exact['match'] else 'DIFFERS'}",
+        f"bounded {'within' if bounded['match'] else 'BEYOND'}, worst {_worst(bounded['worst'])}",
+    ]
+    if source is not None:
+        fits = "equal" if source["equal_bytes"] else "fits" if source["match"] else "DIFFERS"
+        parts.append(f"source {fits}, quantization {source['quantization_error']['relative']:.4f}")
+    lines = [clean("  ".join([*parts, result["kernel"]]))]
+    for name, probe in (("exact", exact), ("bounded", bounded)):
+        if not probe["match"]:
+            lines += [f"      {name}: {text}" for text in _faults(probe)]
+    if source is not None and not source["match"]:
+        lines.append(f"      source: {_source_fault(source)}")
+    if result["status"] == "fail":
+        lines += [f"      likely cause: {cause['name']} ({cause['evidence']})" for cause in result["causes"]]
+        if not result["causes"]:
+            lines.append("      likely cause: none of the known ones fits")
+    return lines + [f"      note: {clean(warning)}" for warning in result["warnings"]]
+
+
+def _worst(worst: dict[str, Any]) -> str:
+    share = worst["error"] / worst["bound"] if worst["bound"] else math.inf if worst["error"] else 0.0
+    return f"{share:.2g} of its bound at y[{worst['row']}, {worst['column']}]"
+
+
+def _faults(probe: dict[str, Any]) -> list[str]:
+    texts = []
+    if probe["failures"]:
+        worst = probe["worst"]
+        columns = ", ".join(str(n) for n in probe["wrong_columns"])
+        more = ", …" if probe["wrong_column_count"] > len(probe["wrong_columns"]) else ""
+        where = plural(probe["wrong_column_count"], "column")
+        texts.append(
+            f"{probe['failures']:,} of {probe['elements']:,} elements wrong, in {where} "
+            f"(n = {columns}{more}); worst y[{worst['row']}, {worst['column']}] = {worst['value']:.9g}, "
+            f"expected {worst['expected']:.9g}, error {worst['error']:.3g}, bound {worst['bound']:.3g}"
+        )
+    if probe["unwritten"]:
+        texts.append(f"{plural(probe['unwritten'], 'element')} never written")
+    if not probe["guards_intact"]:
+        texts.append("something was written behind y")
+    return texts
+
+
+def _source_fault(source: dict[str, Any]) -> str:
+    first = source["first_difference"]
+    if first is None:
+        return "the codes are those of the source, the scales or the padding are not"
+    return (
+        f"packed again it gives other codes, first at row {first['row']}, column {first['column']}: "
+        f"{first['source_code']}, the file has {first['code']}"
+    )
+
+
+def _comparison_document(comparison: "Comparison") -> dict[str, Any]:
+    document = dataclasses.asdict(comparison)
+    return {"match": comparison.is_match, **document}
+
+
+def _source_document(check: "SourceCheck") -> dict[str, Any]:
+    first = check.first_difference
+    keys = ("row", "column", "code", "source_code")
+    return {
+        "match": check.is_match,
+        "equal_bytes": check.equal_bytes,
+        "first_difference": None if first is None else dict(zip(keys, first, strict=True)),
+        "quantization_error": quantization_document(check.error),
+    }
+
+
+def quantization_document(error: "QuantizationError | None") -> dict[str, Any] | None:
+    """Return the JSON form of a quantization error."""
+    return None if error is None else dataclasses.asdict(error)
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _json_value(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_json_value(item) for item in value]
+    return value

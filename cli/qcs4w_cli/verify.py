@@ -1,0 +1,198 @@
+"""The verify command."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .console import Console, describe_error, print_error
+from .main import COMMANDS, EXIT_ERROR, EXIT_FAILED
+from .options import PATH, adapter_options, common_options, read_file_list, standard_input
+from .report import adapter_document, error_document, plural, verdict_document, verdict_lines
+
+if TYPE_CHECKING:
+    from qcs4w_gpu import Gpu, Kernel
+    from qcs4w_packer import Container, PackedEntry
+    from qcs4w_packer.weights import Source
+
+
+@click.command("verify", short_help=COMMANDS["verify"])
+@click.argument("packed", nargs=-1, type=PATH)
+@click.option("--files-from", metavar="FILE", help="Read more paths from a file, one a line; - is stdin.")
+@click.option("--tensor", "tensors", multiple=True, metavar="NAME", help="Verify this tensor only. Repeatable.")
+@click.option(
+    "--source",
+    type=PATH,
+    help="The float weights that the file was packed from: hold the packed bytes against them too.",
+)
+@click.option("-x", "--input", "input_path", type=PATH, help="Judge on these inputs in place of random rows.")
+@click.option("--rows", type=click.IntRange(min=1), default=4, show_default=True, help="Rows of random input.")
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all random numbers.")
+@click.option(
+    "--kernel", metavar="NAME|FILE", help="Judge this kernel: linear_naive, linear_tiled, or a .wgsl file of yours."
+)
+@adapter_options
+@common_options
+def command(
+    packed: tuple[Path, ...],
+    files_from: str | None,
+    tensors: tuple[str, ...],
+    source: Path | None,
+    input_path: Path | None,
+    rows: int,
+    seed: int,
+    kernel: str | None,
+    adapter: str | None,
+    require_gpu: bool,
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
+) -> int:
+    """Check the GPU's linear against torch in float64, tensor by tensor.
+
+    Two probes each: integer inputs, where the answer must be equal, so that any single wrong code is caught; and real
+    inputs, where it must stay within the bound of float32 arithmetic. With --source the packed bytes are held against
+    the float weights as well. The exit code is 0 when all pass, 1 when one fails, 2 when one could not be checked.
+
+    \b
+    Example:
+      qcs4w verify packed.safetensors
+      qcs4w verify packed.safetensors --source model.safetensors
+      qcs4w verify packed.safetensors --tensor pooler.dense --rows 65 --seed 7 --json
+    """  # noqa: D301
+    from contextlib import ExitStack
+
+    from qcs4w_gpu import Gpu
+    from qcs4w_gpu.verify import rounding_factor_of
+    from qcs4w_gpu.webgpu import engine_version
+    from qcs4w_packer import UsageError, open_source
+
+    console = Console("verify", as_json, quiet)
+    paths = [*packed, *(read_file_list(files_from) if files_from else [])]
+    if not paths:
+        raise UsageError("there is nothing to verify", hint="name a packed file, or --files-from a list")
+    results: list[dict[str, Any]] = []
+    with ExitStack() as stack:
+        from_source = stack.enter_context(open_source(source)) if source else None
+        inputs = None
+        if input_path:
+            inputs = stack.enter_context(open_source(stack.enter_context(standard_input(input_path))))
+        chosen_kernel = _kernel(kernel)
+        gpu = stack.enter_context(Gpu(adapter, require_gpu=require_gpu))
+        console.note(f"adapter: {gpu.adapter}; {gpu.reason}")
+        factor = rounding_factor_of(gpu)
+        job = _Job(gpu, from_source, inputs, rows, seed, chosen_kernel, factor)
+        for path in paths:
+            for result in job.verify_file(path, tensors):
+                results.append(result)
+                _show(result, console)
+    counts = Counter(result["status"] for result in results)
+    code = EXIT_ERROR if counts["error"] else EXIT_FAILED if counts["fail"] else 0
+    summary = {status: counts[status] for status in ("pass", "fail", "error")}
+    console.answer(
+        f"\n{plural(len(results), 'tensor')}: {counts['pass']} passed, {counts['fail']} failed, "
+        f"{counts['error']} could not be checked"
+    )
+    console.document(
+        {
+            "engine": engine_version(),
+            "adapter": adapter_document(gpu.adapter),
+            "seed": seed,
+            "rounding_factor": factor,
+            "summary": summary,
+            "results": results,
+        },
+        code,
+    )
+    return code
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What every tensor of a batch is verified with."""
+
+    gpu: "Gpu"
+    source: "Source | None"
+    inputs: "Source | None"
+    rows: int
+    seed: int
+    kernel: "Kernel | None"
+    rounding_factor: int
+
+    def verify_file(self, path: Path, names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+        """Yield the JSON form of a result for each tensor; what cannot be checked is a result too."""
+        from qcs4w_packer import Container, Qcs4wError
+        from qcs4w_packer.arrays import pair_inputs
+
+        try:
+            container = Container(path)
+        except Qcs4wError as error:
+            yield _failure(path, None, error)
+            return
+        with container:
+            for name in names or (None,):
+                try:
+                    if self.inputs is not None:
+                        pairs = pair_inputs(container, self.inputs, name)
+                    elif name is not None:
+                        pairs = [(container.entry(name), "")]
+                    else:
+                        pairs = [(entry, "") for entry in container.entries.values()]
+                except Qcs4wError as error:
+                    yield _failure(path, name, error)
+                    continue
+                for entry, array_name in pairs:
+                    try:
+                        yield self.verify_tensor(container, entry, array_name)
+                    except Qcs4wError as error:
+                        yield _failure(path, entry.name, error)
+
+    def verify_tensor(self, container: "Container", entry: "PackedEntry", array_name: str) -> dict[str, Any]:
+        """Verify one tensor and return the JSON form of its verdict."""
+        from qcs4w_gpu import verify
+        from qcs4w_packer.arrays import read_array
+        from qcs4w_packer.packing import source_weight
+
+        verdict = verify(
+            self.gpu,
+            container.load(entry.name),
+            x=read_array(self.inputs, array_name) if self.inputs is not None else None,
+            rows=self.rows,
+            seed=self.seed,
+            kernel=self.kernel,
+            source=source_weight(self.source, entry) if self.source is not None else None,
+            method=entry.method,
+            rounding_factor=self.rounding_factor,
+        )
+        return {"file": str(container.path), "tensor": entry.name, **verdict_document(entry, verdict)}
+
+
+def _failure(path: Path, tensor: str | None, error: Exception) -> dict[str, Any]:
+    message, hint, code = describe_error(error)
+    return {"file": str(path), "tensor": tensor, "status": "error", **error_document(code, message, hint)}
+
+
+def _show(result: dict[str, Any], console: Console) -> None:
+    if "error" in result:
+        if not console.as_json:
+            print_error(result["error"]["message"], result["error"]["hint"])
+        return
+    for line in verdict_lines(result):
+        console.answer(line)
+
+
+def _kernel(name: str | None) -> "Kernel | None":
+    from qcs4w_gpu import LINEAR_KERNELS, KernelError, read_kernel, shipped_kernel
+
+    if name is None:
+        return None
+    if name in LINEAR_KERNELS:
+        return shipped_kernel(name)
+    if not name.endswith(".wgsl"):
+        raise KernelError(
+            f"no kernel '{name}'", hint=f"there are {', '.join(LINEAR_KERNELS)}, or a .wgsl file of yours"
+        )
+    return read_kernel(Path(name))

@@ -1,0 +1,47 @@
+"""Fixtures that many tests share."""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from qcs4w_gpu import Gpu, NoAdapterError
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.fixture(scope="session")
+def gpu() -> Iterator[Gpu]:
+    """One device for all tests. Without an adapter they skip, or fail where QCS4W_REQUIRE_ADAPTER is set."""
+    try:
+        device = Gpu()
+    except NoAdapterError as error:
+        if os.environ.get("QCS4W_REQUIRE_ADAPTER"):
+            pytest.fail(f"no WebGPU adapter, and QCS4W_REQUIRE_ADAPTER is set: {error}")
+        pytest.skip(f"no WebGPU adapter: {error}")
+    with device:
+        yield device
+
+
+@pytest.fixture(scope="session")
+def manifest() -> dict[str, Any]:
+    """Every golden case by name: N, K and sha256 of its arrays."""
+    content: dict[str, Any] = json.loads((GOLDEN / "manifest.json").read_text())
+    return content
+
+
+@pytest.fixture(scope="session")
+def golden() -> dict[str, np.ndarray]:
+    """The stored golden arrays: <case>/w, /q, /scales, /packed."""
+    return load_file(GOLDEN / "golden.safetensors")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A seeded random generator."""
+    return np.random.default_rng(20261201)
