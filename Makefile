@@ -1,0 +1,58 @@
+# make demo   see real weights packed, run and verified        make test   run the tests
+# Both make a virtual environment of their own (.venv) if none is active, and install what is missing.
+SHELL := /bin/bash
+VENV := $(if $(VIRTUAL_ENV),$(VIRTUAL_ENV),.venv)
+PYTHON ?= python3
+TORCH_INDEX ?=
+export PYTHON TORCH_INDEX
+
+INSTALLED := $(VENV)/.qcs4w-installed
+
+.PHONY: help demo test test-all lint types format build install adapter clean
+
+help:
+	@echo "make demo      pack, run and verify the weights of a real model"
+	@echo "make test      the tests, on any adapter or Mesa's software driver"
+	@echo "make test-all  the tests and what is too heavy for every run (nothing yet)"
+	@echo "make lint      ruff     make types   mypy     make format   ruff format"
+	@echo "make build     wheel and sdist, their content checked"
+	@echo "make clean     what the others made in this folder"
+	@echo "TORCH_INDEX=URL takes torch from another index; PYTHON=python3.12 another Python"
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml .ci/constraints.txt .ci/ensure-venv
+	@.ci/ensure-venv "$(VENV)"
+	@touch "$@"
+
+adapter: install
+	@.ci/ensure-adapter "$(VENV)"
+
+demo: adapter
+	@PATH="$(abspath $(VENV))/bin:$$PATH" examples/demo/demo
+
+test: adapter
+	QCS4W_REQUIRE_ADAPTER=1 "$(VENV)/bin/python" -m pytest
+
+test-all: adapter
+	@echo "nothing heavy yet: make test has run everything"
+
+lint: install
+	"$(VENV)/bin/ruff" check .
+	"$(VENV)/bin/ruff" format --check .
+
+types: install
+	"$(VENV)/bin/mypy"
+
+format: install
+	"$(VENV)/bin/ruff" format .
+	"$(VENV)/bin/ruff" check --fix .
+
+build: install
+	rm -rf dist
+	"$(VENV)/bin/python" -m build -q
+	"$(VENV)/bin/python" .ci/check_dist.py dist
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
