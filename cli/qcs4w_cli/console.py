@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .report import Table, clean, error_document, to_json
+from .report import Span, Table, clean, error_document, to_json
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Console:
         if not self.as_json:
             write(what, sys.stderr if self.answers_to_stderr else sys.stdout)
 
-    def answer_styled(self, lines: Iterable[list[tuple[str, str]]]) -> None:
+    def answer_styled(self, lines: Iterable[list[Span]]) -> None:
         """Print lines of (text, style) pieces on stdout; styles show on a terminal only."""
         if self.as_json:
             return
@@ -63,10 +63,10 @@ class Console:
             write(to_json(self.command, content, exit_code), sys.stderr if self.answers_to_stderr else sys.stdout)
 
     @contextlib.contextmanager
-    def progress(self, what: str, total: int, *, unit_bytes: bool) -> Iterator[Callable[[int, str], None]]:
-        """Yield a function (advance, what is being done) that moves a bar, where there is a terminal to show it."""
+    def progress(self, what: str, *, unit_bytes: bool = False) -> Iterator[Callable[[int, int, str], None]]:
+        """Yield a function (advance, total, what is being done) that moves a bar where there is a terminal."""
         if self.quiet or self.as_json or not sys.stderr.isatty():
-            yield lambda advance, name: None
+            yield lambda advance, total, name: None
             return
         from rich import progress as bars
         from rich.console import Console as RichConsole
@@ -75,10 +75,10 @@ class Console:
         columns = [bars.TextColumn("{task.description}"), bars.BarColumn(), amount, bars.TimeRemainingColumn()]
         stderr = RichConsole(file=sys.stderr)
         with bars.Progress(*columns, console=stderr, transient=True) as bar:
-            task = bar.add_task(what, total=total)
+            task = bar.add_task(what, total=None)
 
-            def advance(count: int, name: str) -> None:
-                bar.update(task, advance=count, description=f"{what} {clean(name)[-40:]}")
+            def advance(count: int, total: int, name: str) -> None:
+                bar.update(task, advance=count, total=total, description=f"{what} {clean(name)[-40:]}")
 
             yield advance
 

@@ -5,7 +5,7 @@ import click
 from .console import Console
 from .main import COMMANDS
 from .options import adapter_options, common_options
-from .report import LIMITS, Table, adapter_document, size
+from .report import LIMITS, Table, full_adapter_document, size
 
 FEATURES = ("timestamp-query", "shader-f16", "subgroup")
 
@@ -56,7 +56,7 @@ def command(adapter: str | None, require_gpu: bool, as_json: bool, quiet: bool, 
     console.document(
         {
             "engine": engine_version(),
-            "adapters": [{**adapter_document(a), "taken": a is taken} for a in adapters],
+            "adapters": [{**full_adapter_document(a), "taken": a is taken} for a in adapters],
             "reason": reason,
         },
         0,

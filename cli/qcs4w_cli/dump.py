@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 from qcs4w_packer import LAYOUTS, UsageError
 from qcs4w_packer.nibbles import unpack_codes, unpack_nibbles
 
+from .report import Span
+
 if TYPE_CHECKING:
     from qcs4w_packer import Container, Layout, PackedEntry
-
-#: A piece of a line and its style on a terminal.
-Span = tuple[str, str]
 
 _CELL = 10
 _COLUMNS_PER_LINE = 8

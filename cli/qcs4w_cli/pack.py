@@ -57,7 +57,7 @@ def command(
       qcs4w pack model.safetensors -o packed.safetensors
       qcs4w pack model.safetensors -o packed.safetensors --exclude '*.pooler.*' --force
     """  # noqa: D301
-    from qcs4w_packer import Request, UsageError, open_source, pack_file
+    from qcs4w_packer import Request, UsageError, pack_file
 
     console = Console("pack", as_json, quiet)
     if output is None and not dry_run:
@@ -68,9 +68,7 @@ def command(
         raise UsageError(
             f"{output}: a container is a .safetensors file", hint=f"-o {output.with_suffix('.safetensors')}"
         )
-    with open_source(source) as opened:
-        total = sum(tensor.nbytes for tensor in opened.tensors.values())
-    with console.progress("packing", total, unit_bytes=True) as progress:
+    with console.progress("packing", unit_bytes=True) as progress:
         report = pack_file(
             source,
             output,

@@ -26,6 +26,10 @@ LIMITS = (
 _CELL_STYLES = {"pass": "green", "FAIL": "bold red", "ERROR": "bold red", "ok": "green", "MISMATCH": "bold red"}
 
 
+#: A piece of a line and its style on a terminal.
+Span = tuple[str, str]
+
+
 @dataclass(frozen=True)
 class Table:
     """Rows of text under column titles; titles that begin with '>' are set to the right.
@@ -71,7 +75,7 @@ def print_rich(table: Table, stream: Any, *, colour: bool) -> None:
     Console(file=stream, no_color=not colour, highlight=False).print(drawn)
 
 
-def print_styled(lines: Iterable[list[tuple[str, str]]], stream: Any) -> None:
+def print_styled(lines: Iterable[list[Span]], stream: Any) -> None:
     """Draw lines of (text, style) pieces on a terminal."""
     from rich.console import Console
     from rich.text import Text
@@ -203,13 +207,14 @@ def pack_document(report: "PackReport") -> dict[str, Any]:
 
 
 def adapter_document(adapter: "Adapter") -> dict[str, Any]:
-    """Return the JSON form of an adapter."""
+    """Return the JSON form of the adapter that something ran on."""
+    return {key: getattr(adapter, key) for key in ("index", "name", "kind", "backend", "driver")}
+
+
+def full_adapter_document(adapter: "Adapter") -> dict[str, Any]:
+    """Return the JSON form of an adapter with what it can do."""
     return {
-        "index": adapter.index,
-        "name": adapter.name,
-        "kind": adapter.kind,
-        "backend": adapter.backend,
-        "driver": adapter.driver,
+        **adapter_document(adapter),
         "limits": {name: adapter.limits[name] for name in LIMITS if name in adapter.limits},
         "features": sorted(adapter.features),
     }
@@ -231,34 +236,44 @@ def verdict_document(entry: "PackedEntry", verdict: "Verdict") -> dict[str, Any]
     }
 
 
-def verdict_lines(result: dict[str, Any]) -> list[str]:
-    """Return a verdict (its JSON form) for people: one line, and what is wrong under it."""
+def verdict_lines(result: dict[str, Any], name_width: int = 0) -> list[list[Span]]:
+    """Return a verdict (its JSON form) for people: one line, and what is wrong under it.
+
+    Args:
+        result: as `verdict_document` made it, with "tensor".
+        name_width: to which names are filled up, so that lines of one file stand under each other.
+    """
     exact, bounded, source = result["exact"], result["bounded"], result["source"]
+    passed = result["status"] == "pass"
+    shape = f"{result['out_features']} × {result['in_features']}"
     parts = [
-        f"{'pass' if result['status'] == 'pass' else 'FAIL'}  {result['tensor']}",
-        f"{result['out_features']} × {result['in_features']}",
+        f"{result['tensor']:<{name_width}}",
+        f"{shape:<13}",
         f"exact {'equal' if exact['match'] else 'DIFFERS'}",
-        f"bounded {'within' if bounded['match'] else 'BEYOND'}, worst {_worst(bounded['worst'])}",
+        f"{'within' if bounded['match'] else 'BEYOND'} bound, worst {_worst(bounded['worst'])}",
     ]
     if source is not None:
         fits = "equal" if source["equal_bytes"] else "fits" if source["match"] else "DIFFERS"
-        parts.append(f"source {fits}, quantization {source['quantization_error']['relative']:.4f}")
-    lines = [clean("  ".join([*parts, result["kernel"]]))]
+        parts.append(f"source {fits}, off by {source['quantization_error']['relative']:.4f}")
+    status: Span = ("pass", "green") if passed else ("FAIL", "bold red")
+    lines: list[list[Span]] = [[status, ("  " + "  ".join([*parts, result["kernel"]]), "")]]
     for name, probe in (("exact", exact), ("bounded", bounded)):
         if not probe["match"]:
-            lines += [f"      {name}: {text}" for text in _faults(probe)]
+            lines += [[(f"      {name}: {text}", "")] for text in _faults(probe)]
     if source is not None and not source["match"]:
-        lines.append(f"      source: {_source_fault(source)}")
-    if result["status"] == "fail":
-        lines += [f"      likely cause: {cause['name']} ({cause['evidence']})" for cause in result["causes"]]
+        lines.append([(f"      source: {_source_fault(source)}", "")])
+    if not passed:
+        for cause in result["causes"]:
+            lines.append([("      likely cause: ", ""), (cause["name"], "bold"), (f" ({cause['evidence']})", "")])
         if not result["causes"]:
-            lines.append("      likely cause: none of the known ones fits")
-    return lines + [f"      note: {clean(warning)}" for warning in result["warnings"]]
+            lines.append([("      likely cause: none of the known ones fits", "")])
+    return lines + [[(f"      note: {warning}", "yellow")] for warning in result["warnings"]]
 
 
 def _worst(worst: dict[str, Any]) -> str:
     share = worst["error"] / worst["bound"] if worst["bound"] else math.inf if worst["error"] else 0.0
-    return f"{share:.2g} of its bound at y[{worst['row']}, {worst['column']}]"
+    place = f"y[{worst['row']}, {worst['column']}]"
+    return f"{share:<6.2g} of it at {place:<12}"
 
 
 def _faults(probe: dict[str, Any]) -> list[str]:

@@ -74,14 +74,14 @@ def command(
             check_target(output, force=force, sources=(packed, input_path))
         with Gpu(adapter, require_gpu=require_gpu) as gpu:
             console.note(f"adapter: {gpu.adapter}; {gpu.reason}")
-            with console.progress("running", len(pairs), unit_bytes=False) as progress:
+            with console.progress("running") as progress:
                 for entry, array_name in pairs:
                     x = read_array(inputs, array_name)
                     linear, ran = _run(gpu, container, entry, x, console, with_bias=not no_bias)
                     name = entry.name if inputs.nameless else array_name
                     outputs[name] = ran.y.reshape(*x.shape[:-1], entry.out_features)
                     results.append(_result(entry, linear, ran))
-                    progress(1, entry.name)
+                    progress(1, len(pairs), entry.name)
         if to_stdout:
             write_data(npy_bytes(next(iter(outputs.values()))))
         elif output is not None:

@@ -86,9 +86,9 @@ def command(
         factor = rounding_factor_of(gpu)
         job = _Job(gpu, from_source, inputs, rows, seed, chosen_kernel, factor)
         for path in paths:
-            for result in job.verify_file(path, tensors):
+            for result, name_width in job.verify_file(path, tensors):
                 results.append(result)
-                _show(result, console)
+                _show(result, name_width, console)
     counts = Counter(result["status"] for result in results)
     code = EXIT_ERROR if counts["error"] else EXIT_FAILED if counts["fail"] else 0
     summary = {status: counts[status] for status in ("pass", "fail", "error")}
@@ -122,17 +122,21 @@ class _Job:
     kernel: "Kernel | None"
     rounding_factor: int
 
-    def verify_file(self, path: Path, names: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-        """Yield the JSON form of a result for each tensor; what cannot be checked is a result too."""
+    def verify_file(self, path: Path, names: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], int]]:
+        """Yield the JSON form of a result for each tensor; what cannot be checked is a result too.
+
+        With it comes the width that the file's names need.
+        """
         from qcs4w_packer import Container, Qcs4wError
         from qcs4w_packer.arrays import pair_inputs
 
         try:
             container = Container(path)
         except Qcs4wError as error:
-            yield _failure(path, None, error)
+            yield _failure(path, None, error), 0
             return
         with container:
+            width = max(map(len, container.entries))
             for name in names or (None,):
                 try:
                     if self.inputs is not None:
@@ -142,13 +146,13 @@ class _Job:
                     else:
                         pairs = [(entry, "") for entry in container.entries.values()]
                 except Qcs4wError as error:
-                    yield _failure(path, name, error)
+                    yield _failure(path, name, error), width
                     continue
                 for entry, array_name in pairs:
                     try:
-                        yield self.verify_tensor(container, entry, array_name)
+                        yield self.verify_tensor(container, entry, array_name), width
                     except Qcs4wError as error:
-                        yield _failure(path, entry.name, error)
+                        yield _failure(path, entry.name, error), width
 
     def verify_tensor(self, container: "Container", entry: "PackedEntry", array_name: str) -> dict[str, Any]:
         """Verify one tensor and return the JSON form of its verdict."""
@@ -175,13 +179,12 @@ def _failure(path: Path, tensor: str | None, error: Exception) -> dict[str, Any]
     return {"file": str(path), "tensor": tensor, "status": "error", **error_document(code, message, hint)}
 
 
-def _show(result: dict[str, Any], console: Console) -> None:
+def _show(result: dict[str, Any], name_width: int, console: Console) -> None:
     if "error" in result:
         if not console.as_json:
             print_error(result["error"]["message"], result["error"]["hint"])
         return
-    for line in verdict_lines(result):
-        console.answer(line)
+    console.answer_styled(verdict_lines(result, name_width))
 
 
 def _kernel(name: str | None) -> "Kernel | None":

@@ -12,15 +12,15 @@ from .container import ContainerWriter, PackedEntry
 from .errors import SelectionError, UnknownTensorError
 from .files import check_target, replacing
 from .measure import QuantizationError, quantization_error
-from .rowpack import PackedRows, pack_rows
+from .rowpack import pack_rows
 from .safetensors_file import Planned
 from .select import Choice, Request, choose, did_you_mean
 from .weights import FLOAT_DTYPES, Source, open_source, split_stack
 
 EXECUTORCH_REFUSES = "ExecuTorch's WebGPU runtime will refuse it: N·ceil(K/2) is no multiple of 4"
 
-#: Called with the bytes of source just finished and the tensor's name.
-Progress = Callable[[int, str], None]
+#: Called with the bytes of source just finished, the bytes to do in all, and the tensor's name.
+Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,12 @@ def pack_file(
             entries, (Planned(t.name, t.dtype, t.shape) for t in copied), {} if packed_only else source.metadata
         )
 
+        total = sum(choice.tensor.nbytes for choice in owners) + sum(tensor.nbytes for tensor in copied)
+
+        def advance(nbytes: int, name: str) -> None:
+            if progress:
+                progress(nbytes, total, name)
+
         results: list[PackedTensor] = []
         if dry_run:
             results = [
@@ -131,14 +137,13 @@ def pack_file(
             with replacing(output, force=force, nbytes=writer.nbytes, sources=(path,)) as fd:
                 writer.begin(fd)
                 for choice, entry in zip(owners, entries, strict=True):
-                    results.append(_pack_tensor(choice, entry, writer, progress))
+                    results.append(_pack_tensor(choice, entry, writer, advance))
                 for tensor in copied:
                     offset = 0
                     for _, data in tensor.chunks():
                         writer.write_carried(tensor.name, offset, data)
                         offset += len(data)
-                        if progress:
-                            progress(len(data), tensor.name)
+                        advance(len(data), tensor.name)
                 writer.finish()
         return PackReport(
             source=path,
@@ -182,23 +187,20 @@ def source_weight(source: Source, entry: PackedEntry) -> NDArray[np.float32]:
 
 
 def _pack_tensor(
-    choice: Choice, entry: PackedEntry, writer: ContainerWriter, progress: Progress | None
+    choice: Choice, entry: PackedEntry, writer: ContainerWriter, advance: Callable[[int, str], None]
 ) -> PackedTensor:
     tensor = choice.tensor
-    done: list[PackedRows] = []
+    errors, weights, floored = [], [], 0
     # Of a transposed source the columns are rows of the weight, so that it is needed whole.
     whole = [(0, np.ascontiguousarray(tensor.read().T))] if choice.transposed else None
     for first_row, weight in whole or tensor.float_rows():
         rows = pack_rows(weight, name=tensor.name, first_row=first_row)
         writer.write_rows(entry.name, first_row, rows.packed, rows.scales)
-        done.append(rows)
-        if progress:
-            progress(tensor.nbytes * len(weight) // entry.out_features, tensor.name)
-    error = quantization_error(
-        np.concatenate([rows.error_squares for rows in done]),
-        np.concatenate([rows.weight_squares for rows in done]),
-    )
-    floored = sum(int(rows.floored.sum()) for rows in done)
+        errors.append(rows.error_squares)
+        weights.append(rows.weight_squares)
+        floored += int(rows.floored.sum())
+        advance(tensor.nbytes * len(weight) // entry.out_features, tensor.name)
+    error = quantization_error(np.concatenate(errors), np.concatenate(weights))
     return PackedTensor(entry, choice.reason, tensor.nbytes, error, floored)
 
 
