@@ -1,5 +1,6 @@
 """Fixtures that many tests share."""
 
+import importlib.util
 import json
 import os
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from safetensors.numpy import load_file
 from qcs4w_gpu import Gpu, NoAdapterError
 
 GOLDEN = Path(__file__).parent / "golden"
+EXAMPLES = Path(__file__).parent.parent / "examples"
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +47,16 @@ def golden() -> dict[str, np.ndarray]:
 def rng() -> np.random.Generator:
     """A seeded random generator."""
     return np.random.default_rng(20261201)
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The folder with the weights of all-MiniLM-L6-v2, fetched by the demo's own script and checked by its sha256."""
+    script = EXAMPLES / "demo" / "fetch_model.py"
+    spec = importlib.util.spec_from_file_location("fetch_model", script)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    folder: Path = module.fetch_model()
+    return folder

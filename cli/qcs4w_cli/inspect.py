@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from qcs4w_packer.nibbles import EVEN_HIGH, LAYOUTS
+
 from .console import Console
 from .dump import Dump, hex_lines
 from .main import COMMANDS, EXIT_FAILED
@@ -13,8 +15,6 @@ from .report import Table, clean, plural, size
 
 if TYPE_CHECKING:
     from qcs4w_packer import Container, PackedEntry
-
-LAYOUT_NAMES = ("even-high", "even-low", "even-high-twos", "even-low-twos")
 
 
 class SliceType(click.ParamType):  # type: ignore[type-arg]  # generic in recent clicks only
@@ -41,8 +41,8 @@ class SliceType(click.ParamType):  # type: ignore[type-arg]  # generic in recent
 @click.option("--hex", "as_hex", is_flag=True, help="Dump raw bytes with their offsets in the file.")
 @click.option(
     "--layout",
-    type=click.Choice(LAYOUT_NAMES),
-    default=LAYOUT_NAMES[0],
+    type=click.Choice(list(LAYOUTS)),
+    default=EVEN_HIGH.name,
     show_default=True,
     help="How to read the bytes.",
 )
