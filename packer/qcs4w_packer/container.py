@@ -22,7 +22,7 @@ from .errors import ContainerError, DigestError, NonFiniteError, OutputError, Un
 from .files import replacing, write_at
 from .nibbles import EVEN_HIGH, OFFSET, packed_width
 from .packed import PackedLinear
-from .safetensors_file import Planned, SafetensorsFile, SafetensorsLayout, Slot
+from .safetensors_file import Planned, SafetensorsFile, SafetensorsLayout, Slot, name_fault
 from .select import did_you_mean
 from .weights import FLOAT_DTYPES, SourceTensor, slot_tensor
 
@@ -118,7 +118,7 @@ class Container:
                 for name in self._packed_names(described)
                 if (entry := self._read_entry(name, described.get(name))) is not None
             }
-            self._names = {a: name for name, entry in self.entries.items() for a in (name, *entry.aliases)}
+            self._names = self._spellings()
             generated = {name + suffix for name in self.entries for suffix in (_PACKED, _SCALE, _SHAPE)}
             self.carried = [name for name in self._file.slots if name not in generated]
         except BaseException:
@@ -281,13 +281,22 @@ class Container:
     def _packed_names(self, described: Mapping[str, Any]) -> list[str]:
         stored = [name.removesuffix(_PACKED) for name in self._file.slots if name.endswith(_PACKED)]
         if self.document:
-            for name in set(stored) - set(described):
+            for name in (name for name in stored if name not in described):
                 self._refuse(f"tensor '{name}' is packed but not described in the metadata")
-            for name in set(described) - set(stored):
+            for name in (name for name in described if name + _PACKED not in self._file.slots):
                 self._refuse(f"tensor '{name}' is described in the metadata but {name + _PACKED} is missing")
             if not described:
                 self._refuse("holds no packed tensor")
         return stored
+
+    def _spellings(self) -> dict[str, str]:
+        """Return every name by which a packed tensor may be asked for, with the name it is stored under."""
+        names = {name: name for name in self.entries}
+        for name, entry in self.entries.items():
+            for alias in entry.aliases:
+                if names.setdefault(alias, name) != name:
+                    self._refuse(f"'{alias}' is an alias of tensor '{name}' and of '{names[alias]}'")
+        return names
 
     def _read_entry(self, name: str, said: Any) -> PackedEntry | None:
         slots = self._file.slots
@@ -366,6 +375,8 @@ class ContainerWriter:
         carried: Iterable[Planned] = (),
         metadata: Mapping[str, str] | None = None,
     ):
+        entries = list(entries)
+        _refuse_twins(name for entry in entries for name in (entry.name, *entry.aliases))
         self._entries = {entry.name: entry for entry in entries}
         self._metadata = {k: v for k, v in (metadata or {}).items() if k != METADATA_KEY}
         self._digests = {name: _Digests() for name in self._entries}
@@ -376,7 +387,7 @@ class ContainerWriter:
                 Planned(name + _SCALE, "F32", (entry.out_features,)),
                 Planned(name + _SHAPE, "I64", (2,)),
             ]
-        _refuse_twins([tensor.name for tensor in planned], self._entries)
+        _refuse_twins(tensor.name for tensor in planned)
         self._layout = SafetensorsLayout(planned, self._header_metadata())
         self._fd = -1
 
@@ -395,7 +406,7 @@ class ContainerWriter:
 
     def write_rows(self, name: str, first_row: int, packed: NDArray[np.uint8], scales: NDArray[np.float32]) -> None:
         """Write consecutive rows of a packed tensor; rows must come in order, since they are hashed."""
-        packed_bytes, scale_bytes = packed.data, scales.astype("<f4", copy=False).data
+        packed_bytes, scale_bytes = np.ascontiguousarray(packed).data, np.ascontiguousarray(scales, "<f4").data
         self._digests[name].packed.update(packed_bytes)
         self._digests[name].scales.update(scale_bytes)
         write_at(self._fd, packed_bytes, self._layout.offsets[name + _PACKED] + first_row * packed.shape[1])
@@ -457,7 +468,7 @@ def save_container(
     with replacing(path, force=force, nbytes=writer.nbytes) as fd:
         writer.begin(fd)
         for name, packed in tensors.items():
-            writer.write_rows(name, 0, np.ascontiguousarray(packed.packed), packed.scales)
+            writer.write_rows(name, 0, packed.packed, packed.scales)
         for name, array in carried.items():
             writer.write_carried(name, 0, array.tobytes())
         writer.finish()
@@ -483,9 +494,11 @@ def load_packed(path: str | os.PathLike[str], name: str | None = None) -> Packed
         return container.load(name or container.only().name)
 
 
-def _refuse_twins(names: list[str], packed: Mapping[str, PackedEntry]) -> None:
+def _refuse_twins(names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
+        if fault := name_fault(name):
+            raise OutputError(f"a container cannot hold a tensor {name!r}: {fault}")
         if name in seen:
             raise OutputError(f"two tensors of the output would be named '{name}'", hint="--exclude one of the two")
         seen.add(name)

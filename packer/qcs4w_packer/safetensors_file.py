@@ -18,7 +18,10 @@ from .errors import SourceError
 
 # The limit of the safetensors package; a longer header is not a header.
 _MAX_HEADER = 100_000_000
+_MAX_SHOWN = 120  # characters of a header's value in a message
 _MAX_RANK = 64  # torch's own limit; a longer shape only serves to make us multiply for minutes
+
+METADATA_NAME = "__metadata__"
 
 #: Bits of one element, for every dtype the format knows.
 DTYPE_BITS = {
@@ -109,36 +112,40 @@ class SafetensorsFile:
         if not isinstance(header, dict):
             raise self._fault("the header is not a JSON object")
 
-        metadata = header.pop("__metadata__", None)
+        metadata = header.pop(METADATA_NAME, None)
         if metadata is None:
             metadata = {}
         if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
             raise self._fault("__metadata__ is not an object of strings")
+        if not all(is_unicode(text) for pair in metadata.items() for text in pair):
+            raise self._fault("__metadata__ is not valid Unicode")
         slots = {name: self._slot(name, entry, 8 + length) for name, entry in header.items()}
         self._check_cover(slots, 8 + length)
         return metadata, slots
 
     def _slot(self, name: str, entry: Any, data_start: int) -> Slot:
-        if not _is_unicode(name):
-            raise self._fault(f"tensor name {name!r} is not valid Unicode")
+        label = _short(name)
+        if not is_unicode(name):
+            raise self._fault(f"tensor name {label} is not valid Unicode")
         if not isinstance(entry, dict):
-            raise self._fault(f"the entry of tensor {name!r} is not an object")
+            raise self._fault(f"the entry of tensor {label} is not an object")
         dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
         if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-            raise self._fault(f"tensor {name!r} has dtype {dtype!r}, which the format does not know")
+            raise self._fault(f"tensor {label} has dtype {_short(dtype)}, which the format does not know")
         if not _are_sizes(shape):
-            raise self._fault(f"tensor {name!r} has shape {shape!r}, expected a list of sizes")
+            raise self._fault(f"tensor {label} has shape {_short(shape)}, expected a list of sizes")
         if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-            raise self._fault(f"tensor {name!r} has data_offsets {offsets!r}, expected [begin, end]")
+            raise self._fault(f"tensor {label} has data_offsets {_short(offsets)}, expected [begin, end]")
         begin, end = offsets
         bits = prod(shape) * DTYPE_BITS[dtype]
         if bits % 8 or bits // 8 != end - begin:
             raise self._fault(
-                f"tensor {name!r} is {dtype} {shape}, that is {bits:,} bits, but its offsets hold {end - begin:,} bytes"
+                f"tensor {label} is {dtype} {_short(shape)}, that is {bits:,} bits, "
+                f"but its offsets hold {end - begin:,} bytes"
             )
         if data_start + end > self.nbytes:
             raise self._fault(
-                f"tensor {name!r} ends at byte {data_start + end:,}, the file has {self.nbytes:,}: it is truncated"
+                f"tensor {label} ends at byte {data_start + end:,}, the file has {self.nbytes:,}: it is truncated"
             )
         return Slot(dtype, tuple(shape), data_start + begin, end - begin)
 
@@ -147,7 +154,9 @@ class SafetensorsFile:
         end = data_start
         for name, slot in sorted(slots.items(), key=lambda item: (item[1].start, item[1].nbytes)):
             if slot.start != end:
-                raise self._fault(f"tensor {name!r} starts at byte {slot.start:,}, expected {end:,}: overlap or hole")
+                raise self._fault(
+                    f"tensor {_short(name)} starts at byte {slot.start:,}, expected {end:,}: overlap or hole"
+                )
             end = slot.start + slot.nbytes
         if end != self.nbytes:
             raise self._fault(f"{self.nbytes - end:,} bytes after the last tensor belong to none")
@@ -189,7 +198,7 @@ class SafetensorsLayout:
 
     def header(self, metadata: Mapping[str, str]) -> bytes:
         """Return the file's first bytes; metadata of the same length gives a header of the same length."""
-        header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+        header: dict[str, Any] = {METADATA_NAME: dict(metadata)} if metadata else {}
         begin = 0
         for tensor in self._tensors:
             end = begin + tensor.nbytes
@@ -240,7 +249,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     seen: dict[str, Any] = {}
     for key, value in pairs:
         if key in seen:
-            raise ValueError(f"key {key!r} occurs twice")
+            raise ValueError(f"key {_short(key)} occurs twice")
         seen[key] = value
     return seen
 
@@ -252,9 +261,23 @@ def _are_sizes(value: Any) -> TypeGuard[list[int]]:
     return all(type(v) is int and 0 <= v < 1 << 63 for v in value)
 
 
-def _is_unicode(text: str) -> bool:
+def name_fault(name: str) -> str | None:
+    """Say why the format cannot hold a tensor of this name, or return None."""
+    if name == METADATA_NAME:
+        return "the name is reserved in safetensors"
+    return None if is_unicode(name) else "the name is not valid Unicode"
+
+
+def is_unicode(text: str) -> bool:
+    """Tell whether a text has no lone surrogates, which JSON can spell and UTF-8 cannot."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _short(value: Any) -> str:
+    """Return a value as a message can show it: a hostile header may hold megabytes."""
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"

@@ -45,7 +45,7 @@ class SourceTensor:
         dtype: as safetensors names it (F32, BF16, …).
         shape: any rank.
         fetch: (start, stop) -> the bytes of these rows, little-endian, C order. A row is the last dimension;
-            all others are counted through.
+            all others are counted through. Where rows do not end on whole bytes (4- and 6-bit dtypes) all is one row.
         storage: equal for tensors that are one and the same memory (tied weights), else None.
     """
 
@@ -63,7 +63,7 @@ class SourceTensor:
     @property
     def rows(self) -> int:
         """Rows as `fetch` counts them."""
-        return prod(self.shape[:-1])
+        return _row_count(self.dtype, self.shape)
 
     def chunks(self, multiple: int = 1) -> Iterator[tuple[int, bytes]]:
         """Yield (first row, bytes) of consecutive rows, about 16 MiB at a time, at least one row."""
@@ -152,12 +152,18 @@ def open_safetensors(path: Path) -> Source:
 
 def slot_tensor(file: SafetensorsFile, name: str, slot: Slot) -> SourceTensor:
     """Make one slot of an open safetensors file readable by rows."""
-    row_nbytes = slot.nbytes // max(1, prod(slot.shape[:-1]))
+    row_nbytes = slot.nbytes // max(1, _row_count(slot.dtype, slot.shape))
 
     def fetch(start: int, stop: int) -> bytes:
         return file.read(slot.start + start * row_nbytes, (stop - start) * row_nbytes)
 
     return SourceTensor(name, slot.dtype, slot.shape, fetch)
+
+
+def _row_count(dtype: str, shape: tuple[int, ...]) -> int:
+    if shape and shape[-1] * DTYPE_BITS[dtype] % 8:
+        return 1
+    return prod(shape[:-1])
 
 
 def split_stack(tensor: SourceTensor) -> list[SourceTensor]:
