@@ -1,7 +1,12 @@
 """NumPy's .npy and .npz as sources. Object arrays are never unpickled."""
 
+import functools
+import lzma
 import os
+import struct
+import tokenize
 import zipfile
+import zlib
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
@@ -12,11 +17,23 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from .errors import SourceError
-from .safetensors_file import open_for_reading, read_at
+from .safetensors_file import name_fault, open_for_reading, read_at
 from .weights import NAMELESS, Source, SourceTensor
 
 # No deflate stream shrinks by more than this. Source: zlib's technical notes.
 _MAX_DEFLATE_RATIO = 1032
+
+# What zipfile and its decompressors raise when they meet damage; `RuntimeError` covers encrypted members.
+_ZIP_FAULTS = (
+    zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, EOFError, OSError, ValueError, OverflowError,
+    NotImplementedError, RuntimeError,
+)  # fmt: skip
+
+# What numpy raises for headers that are not what it has written: it evaluates them as Python literals.
+_HEADER_FAULTS = (
+    ValueError, TypeError, LookupError, SyntaxError, tokenize.TokenError, OverflowError, RecursionError, MemoryError,
+    EOFError, OSError,
+)  # fmt: skip
 
 _DTYPES = {
     "b1": "BOOL", "u1": "U8", "i1": "I8", "u2": "U16", "i2": "I16", "f2": "F16", "u4": "U32", "i4": "I32",
@@ -25,7 +42,7 @@ _DTYPES = {
 
 
 def open_npy(path: Path) -> Source:
-    """Open a .npy file: one nameless tensor, read by rows where it lies in C order.
+    """Open a .npy file: one nameless tensor, read by rows, or whole if it lies in Fortran order.
 
     Raises:
         SourceError: not a sound .npy file, or its dtype has no counterpart in safetensors.
@@ -38,14 +55,18 @@ def open_npy(path: Path) -> Source:
         name = _safetensors_dtype(dtype)
         if name is None:
             raise SourceError(f"{path}: dtype {dtype} cannot be read as a tensor", hint="save it as float32")
-        if fortran or dtype.byteorder == ">":
-            array = np.frombuffer(read_at(fd, path, data_start, prod(shape) * dtype.itemsize), dtype)
-            fetch = _array_fetch(array.reshape(shape, order="F" if fortran else "C"))
-        else:
-            row_nbytes = dtype.itemsize * (shape[-1] if shape else 1)
+        row_nbytes = dtype.itemsize * (shape[-1] if shape else 1)
 
-            def fetch(start: int, stop: int) -> bytes:
-                return read_at(fd, path, data_start + start * row_nbytes, (stop - start) * row_nbytes)
+        @functools.cache
+        def whole() -> Callable[[int, int], bytes]:
+            data = read_at(fd, path, data_start, prod(shape) * dtype.itemsize)
+            return _array_fetch(np.frombuffer(data, dtype).reshape(shape, order="F"))
+
+        def fetch(start: int, stop: int) -> bytes:
+            if fortran:
+                return whole()(start, stop)
+            data = read_at(fd, path, data_start + start * row_nbytes, (stop - start) * row_nbytes)
+            return np.frombuffer(data, dtype).byteswap().tobytes() if dtype.byteorder == ">" else data
 
         tensor = SourceTensor(NAMELESS, name, shape, fetch)
     except BaseException:
@@ -63,7 +84,7 @@ def open_npz(path: Path) -> Source:
     os.close(open_for_reading(path))  # for its messages
     try:
         archive = zipfile.ZipFile(path)
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+    except _ZIP_FAULTS as error:
         raise SourceError(f"{path}: not a sound .npz file: {error}") from None
     try:
         tensors: dict[str, SourceTensor] = {}
@@ -83,6 +104,9 @@ def open_npz(path: Path) -> Source:
             name = info.filename.removesuffix(".npy")
             if info.filename == name:
                 left_out.append(f"{name} (not an array)")
+                continue
+            if fault := name_fault(name):
+                left_out.append(f"{name!r} ({fault})")
                 continue
             if name in tensors:
                 raise SourceError(f"{path}: array '{name}' occurs twice")
@@ -113,10 +137,7 @@ class _zip_faults:  # noqa: N801 - reads as a statement
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        import zlib
-
-        faults = (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError)
-        if isinstance(error, faults):
+        if isinstance(error, _ZIP_FAULTS):
             raise SourceError(f"{self._where} cannot be read: {error}") from None
 
 
@@ -136,7 +157,7 @@ def _read_header(
             raise ValueError(f"version {version} is not known")
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, fortran, dtype = read(stream)
-    except (ValueError, TypeError, SyntaxError, OverflowError, RecursionError, MemoryError, EOFError, OSError) as error:
+    except _HEADER_FAULTS as error:
         raise SourceError(f"{where}: not a sound .npy file: {error}") from None
     if len(shape) > 64 or any(size < 0 for size in shape):
         raise SourceError(f"{where}: shape {shape} is not one of an array")
