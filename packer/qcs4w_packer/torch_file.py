@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .errors import SourceError, UnsafePickleError
-from .safetensors_file import open_for_reading
+from .safetensors_file import name_fault, open_for_reading
 from .weights import NAMELESS, Source, SourceTensor
 
 _DTYPES = {
@@ -25,6 +25,10 @@ _DTYPES = {
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
 
 
+# How torch's restricted unpickler words a refusal; all else that it raises is damage.
+_UNSAFE_SIGNS = ("GLOBAL ", "Can only create new object", "Can only build", "unrecognized function", "must be imported")
+
+
 def open_torch(path: Path) -> Source:
     """Open a .pt file: a tensor, a state dict, or a checkpoint that holds a state dict under a usual key.
 
@@ -32,12 +36,38 @@ def open_torch(path: Path) -> Source:
         SourceError: not a file that torch can read, or no tensor in it.
         UnsafePickleError: it would need more than tensors to be unpickled; nothing is run.
     """
-    content = _load(path)
+    fd = open_for_reading(path)
+    try:
+        return _source(path, _load(path), _Mapped(path, fd))
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+class _Mapped:
+    """A file mapped into memory: touching pages that are no longer there would kill the process."""
+
+    def __init__(self, path: Path, fd: int):
+        self._path, self._fd = path, fd
+        self._nbytes = os.fstat(fd).st_size
+
+    def check(self) -> None:
+        """Raise SourceError when the file has been cut short since it was opened."""
+        nbytes = os.fstat(self._fd).st_size
+        if nbytes < self._nbytes:
+            raise SourceError(f"{self._path}: had {self._nbytes:,} bytes and now has {nbytes:,}: it is truncated")
+
+    def close(self) -> None:
+        """Close the file; tensors that are mapped stay so."""
+        os.close(self._fd)
+
+
+def _source(path: Path, content: Any, mapped: _Mapped) -> Source:
     if isinstance(content, torch.Tensor):
-        tensor = _source_tensor(NAMELESS, content)
+        tensor = _source_tensor(NAMELESS, content, mapped)
         if isinstance(tensor, str):
             raise SourceError(f"{path}: {tensor}")
-        return Source(path, {NAMELESS: tensor}, nameless=True)
+        return Source(path, {NAMELESS: tensor}, nameless=True, close=mapped.close)
     if not isinstance(content, Mapping):
         raise SourceError(
             f"{path}: holds a {type(content).__name__}, expected a tensor or a state dict",
@@ -45,46 +75,50 @@ def open_torch(path: Path) -> Source:
         )
     left_out: list[str] = []
     for key in _STATE_DICT_KEYS:
-        if isinstance(content.get(key), Mapping):
+        inner = content.get(key)
+        if isinstance(inner, Mapping) and any(isinstance(value, torch.Tensor) for value in inner.values()):
             left_out += [f"{other} (beside '{key}')" for other in content if other != key]
-            content = content[key]
+            content = inner
             break
     tensors: dict[str, SourceTensor] = {}
     for name, value in content.items():
         if not isinstance(value, torch.Tensor):
             left_out.append(f"{name} (a {type(value).__name__}, not a tensor)")
             continue
-        tensor = _source_tensor(str(name), value)
+        tensor = _source_tensor(str(name), value, mapped)
         if isinstance(tensor, str):
             left_out.append(tensor)
+        elif tensor.name in tensors:
+            raise SourceError(f"{path}: two tensors are named '{name}' (one key is no text)")
         else:
             tensors[tensor.name] = tensor
     if not tensors:
         raise SourceError(f"{path}: holds no tensors", hint="save a state dict: torch.save(model.state_dict(), path)")
-    return Source(path, tensors, left_out=tuple(left_out))
+    return Source(path, tensors, left_out=tuple(left_out), close=mapped.close)
 
 
 def _load(path: Path) -> Any:
-    os.close(open_for_reading(path))  # for its messages
     try:
         # Mapping keeps a large file out of memory until its rows are read; only the zip format can be mapped.
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
-        reason = str(error).partition("\n")[0].strip()
-        if "Weights only load failed" in reason or "weights_only" in str(error):
-            reason = _unsupported_name(str(error))
+        text = str(error)
+        if any(sign in text for sign in _UNSAFE_SIGNS):
             raise UnsafePickleError(
-                f"{path}: refused, since it holds more than tensors{reason}; nothing in it was run",
+                f"{path}: refused, since it holds more than tensors{_unsupported_name(text)}; nothing in it was run",
                 hint="where you trust the file, load it there and save only "
                 "its weights: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')",
             ) from None
-        raise SourceError(f"{path}: not a file that torch.load can read: {reason}") from None
+        raise _unreadable(path, text.rpartition("WeightsUnpickler error:")[2]) from None
     except Exception as error:  # a damaged pickle makes torch.load raise almost anything
-        reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
-        raise SourceError(
-            f"{path}: not a file that torch.load can read: {reason}",
-            hint="download or save it again; it may be truncated",
-        ) from None
+        raise _unreadable(path, f"{type(error).__name__}: {error}") from None
+
+
+def _unreadable(path: Path, reason: str) -> SourceError:
+    return SourceError(
+        f"{path}: not a file that torch.load can read: {reason.strip().partition(chr(10))[0][:200]}",
+        hint="download or save it again; it may be truncated",
+    )
 
 
 def _unsupported_name(message: str) -> str:
@@ -93,10 +127,12 @@ def _unsupported_name(message: str) -> str:
     return f" ({rest.split()[0].rstrip('.')})" if found and rest.split() else ""
 
 
-def _source_tensor(name: str, tensor: torch.Tensor) -> SourceTensor | str:
+def _source_tensor(name: str, tensor: torch.Tensor, mapped: _Mapped) -> SourceTensor | str:
     """Make a tensor readable by rows, or say why it cannot be."""
+    if fault := name_fault(name):
+        return f"{name!r} ({fault})"
     tensor = tensor.detach()
-    if tensor.layout != torch.strided or tensor.is_quantized:
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         return f"{name} (layout {tensor.layout}, dtype {tensor.dtype}: not a plain dense tensor)"
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
@@ -104,11 +140,12 @@ def _source_tensor(name: str, tensor: torch.Tensor) -> SourceTensor | str:
     if tensor.is_meta:
         return f"{name} (on the meta device: it has no data)"
     place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.stride()), tuple(tensor.shape))
-    return SourceTensor(name, dtype, tuple(tensor.shape), _fetch(tensor), storage=(place, dtype))
+    return SourceTensor(name, dtype, tuple(tensor.shape), _fetch(tensor, mapped), storage=(place, dtype))
 
 
-def _fetch(tensor: torch.Tensor) -> Callable[[int, int], bytes]:
+def _fetch(tensor: torch.Tensor, mapped: _Mapped) -> Callable[[int, int], bytes]:
     def fetch(start: int, stop: int) -> bytes:
+        mapped.check()
         rows = tensor.reshape(-1, tensor.shape[-1] if tensor.ndim else 1)  # a view where strides allow it
         part = rows[start:stop].resolve_conj().resolve_neg().contiguous()
         return part.view(torch.uint8).numpy().tobytes()
