@@ -51,12 +51,9 @@ def pair_inputs(container: Container, inputs: Source, wanted: str | None = None)
     """
     single = next(iter(inputs.tensors)) if len(inputs.tensors) == 1 else None
     entries = [container.entry(wanted)] if wanted else list(container.entries.values())
-    owner = {
-        spelling: entry
-        for entry in entries
-        for name in (entry.name, *entry.aliases)
-        for spelling in (name.removesuffix(".weight"), name)
-    }
+    by_name = {name: entry for entry in entries for name in (entry.name, *entry.aliases)}
+    by_module = {name.removesuffix(".weight"): entry for name, entry in by_name.items()}
+    owner = by_module | by_name  # a tensor's own name beats a module's
     pairs = [(owner[name], name) for name in inputs.tensors if name in owner]
     if pairs:
         return pairs

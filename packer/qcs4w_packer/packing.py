@@ -12,10 +12,10 @@ from .container import ContainerWriter, PackedEntry
 from .errors import SelectionError, UnknownTensorError
 from .files import check_target, replacing
 from .measure import QuantizationError, quantization_error
-from .rowpack import pack_rows
+from .rowpack import pack_rows, refuse_non_finite
 from .safetensors_file import Planned
 from .select import Choice, Request, choose, did_you_mean
-from .weights import FLOAT_DTYPES, Source, open_source, split_stack
+from .weights import FLOAT_DTYPES, Source, SourceTensor, open_source, split_stack
 
 EXECUTORCH_REFUSES = "ExecuTorch's WebGPU runtime will refuse it: N·ceil(K/2) is no multiple of 4"
 
@@ -191,9 +191,7 @@ def _pack_tensor(
 ) -> PackedTensor:
     tensor = choice.tensor
     errors, weights, floored = [], [], 0
-    # Of a transposed source the columns are rows of the weight, so that it is needed whole.
-    whole = [(0, np.ascontiguousarray(tensor.read().T))] if choice.transposed else None
-    for first_row, weight in whole or tensor.float_rows():
+    for first_row, weight in [(0, _read_transposed(tensor))] if choice.transposed else tensor.float_rows():
         rows = pack_rows(weight, name=tensor.name, first_row=first_row)
         writer.write_rows(entry.name, first_row, rows.packed, rows.scales)
         errors.append(rows.error_squares)
@@ -202,6 +200,13 @@ def _pack_tensor(
         advance(tensor.nbytes * len(weight) // entry.out_features, tensor.name)
     error = quantization_error(np.concatenate(errors), np.concatenate(weights))
     return PackedTensor(entry, choice.reason, tensor.nbytes, error, floored)
+
+
+def _read_transposed(tensor: SourceTensor) -> NDArray[np.float32]:
+    """Read a weight stored [in, out] as [out, in]; its columns are the rows, so that it is needed whole."""
+    stored = tensor.read()
+    refuse_non_finite(stored, name=tensor.name)  # before it is turned, so that the message counts as the file does
+    return np.ascontiguousarray(stored.T)
 
 
 def _entry(choice: Choice, tied: dict[str, str]) -> PackedEntry:

@@ -63,7 +63,7 @@ def pack_rows(weight: NDArray[np.float32], *, name: str = "weight", first_row: i
 
         absmax = row_absmax(block)
         if not np.isfinite(absmax).all():
-            raise _non_finite(block, name, first_row + start)
+            refuse_non_finite(block, name=name, first_row=first_row + start)
         scales[part] = row_scales(absmax)
         scaled_rows(block, scales[part], out=scaled)
         round_codes(scaled, out=rounded)
@@ -115,10 +115,14 @@ def _square_sums(
     return unit * np.einsum("ij,ij->i", scaled, scaled), weight_squares
 
 
-def _non_finite(block: NDArray[np.float32], name: str, first_row: int) -> NonFiniteError:
-    row, column = (int(i) for i in np.argwhere(~np.isfinite(block))[0])
-    return NonFiniteError(
-        f"tensor '{name}' holds {block[row, column]} at row {first_row + row}, column {column}; "
+def refuse_non_finite(weight: NDArray[np.float32], *, name: str, first_row: int = 0) -> None:
+    """Raise NonFiniteError with the place of the first value, in row order, that is NaN or infinite."""
+    places = np.argwhere(~np.isfinite(weight))
+    if not len(places):
+        return
+    row, column = (int(i) for i in places[0])
+    raise NonFiniteError(
+        f"tensor '{name}' holds {weight[row, column]} at row {first_row + row}, column {column}; "
         "weights must be finite in float32",
         hint="mend the weight, or leave this tensor unpacked with --exclude",
     )

@@ -38,7 +38,9 @@ ROUTER_REASON = "router of experts"
 LINEAR_NAMES = ("weight", "*.weight", "in_proj_weight", "*.in_proj_weight")
 
 #: GPT-2's Conv1D layers, which store [in, out]: never packed before somebody has said which way round they are.
-CONV1D_NAMES = ("c_attn.weight", "*.c_attn.weight", "*.c_proj.weight", "*.c_fc.weight", "*.q_attn.weight")
+CONV1D_NAMES = tuple(
+    f"{prefix}{module}.weight" for module in ("c_attn", "c_proj", "c_fc", "q_attn") for prefix in ("", "*.")
+)
 
 
 @dataclass(frozen=True)
@@ -174,9 +176,8 @@ def _wanted(tensor: SourceTensor, source: Source, request: Request) -> tuple[boo
             return False, "not included"
         if unfit and name in request.include:
             raise SelectionError(f"{source.path}: tensor '{name}' cannot be packed: {unfit}")
-        if not unfit:
-            return True, "included"
-        return False, unfit
+        _refuse_fp8(tensor, source)
+        return not unfit, unfit or "included"
     if matches(name, request.transpose) and not unfit:
         return True, "asked for by --transpose"
     if len(tensor.shape) == 3:
@@ -184,12 +185,17 @@ def _wanted(tensor: SourceTensor, source: Source, request: Request) -> tuple[boo
     skip = _skip_reason(name, source)
     if skip or not matches(name, LINEAR_NAMES):
         return False, skip or unfit or "not a linear weight by name"
-    if unfit and tensor.dtype.startswith("F8") and len(tensor.shape) == 2:
+    _refuse_fp8(tensor, source)
+    return not unfit, unfit or "linear weight"
+
+
+def _refuse_fp8(tensor: SourceTensor, source: Source) -> None:
+    """Refuse an fp8 weight that would be chosen: leaving it out in silence would look like success."""
+    if tensor.dtype.startswith(("F8_E4M3", "F8_E5M2")) and len(tensor.shape) in (2, 3):
         raise SelectionError(
-            f"{source.path}: tensor '{name}' is {tensor.dtype}, which cannot be packed yet",
+            f"{source.path}: tensor '{tensor.name}' is {tensor.dtype}, which cannot be packed yet",
             hint="dequantize it to bf16 with its scales first (codes without them are garbage), or --exclude it",
         )
-    return not unfit, unfit or "linear weight"
 
 
 def _unfit(tensor: SourceTensor) -> str | None:
