@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from command_line import CommandLine
+from safetensors.numpy import load_file, save_file
 
 from qcs4w_gpu import Gpu, NoAdapterError
+from qcs4w_packer import pack_file
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -60,3 +62,34 @@ def model() -> Path:
     spec.loader.exec_module(module)
     folder: Path = module.fetch_model()
     return folder
+
+
+@pytest.fixture
+def qcs4w(capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    """The command line, called in this process."""
+    return CommandLine(capsys)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """A small checkpoint: two linears (one with an odd K and a bias), an embedding and a norm."""
+    path = tmp_path / "model.safetensors"
+    save_file(
+        {
+            "embed_tokens.weight": rng.standard_normal((10, 8), np.float32),
+            "layers.0.fc.weight": rng.standard_normal((12, 33), np.float32),
+            "layers.0.fc.bias": rng.standard_normal(12, np.float32),
+            "layers.0.norm.weight": np.ones(12, np.float32),
+            "layers.1.fc.weight": rng.standard_normal((8, 12), np.float32).astype(np.float16),
+        },
+        path,
+    )
+    return path
+
+
+@pytest.fixture
+def packed_file(checkpoint: Path, tmp_path: Path) -> Path:
+    """The checkpoint, packed."""
+    path = tmp_path / "packed.safetensors"
+    pack_file(checkpoint, path)
+    return path

@@ -91,11 +91,10 @@ def run(argv: Sequence[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted.", err=True)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # while click itself was printing help: what commands print goes through Console
-        from .console import silence_stdout
-
-        silence_stdout()
-        return 0
+    except SystemExit as leaving:
+        if leaving.code != 1:
+            raise
+        return 0  # click leaves so when the pipe closes under its help; what commands print goes through Console
     except Exception as error:
         from .console import report_error
 

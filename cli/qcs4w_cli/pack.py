@@ -55,7 +55,7 @@ def command(
     Example:
       qcs4w pack model.safetensors --dry-run
       qcs4w pack model.safetensors -o packed.safetensors
-      qcs4w pack model.safetensors -o packed.safetensors --exclude '*.pooler.*' --force
+      qcs4w pack model.safetensors -o packed.safetensors --exclude 'pooler.*' --force
     """  # noqa: D301
     from qcs4w_packer import Request, UsageError, pack_file
 

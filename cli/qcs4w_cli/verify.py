@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 @click.option("-x", "--input", "input_path", type=PATH, help="Judge on these inputs in place of random rows.")
 @click.option("--rows", type=click.IntRange(min=1), default=4, show_default=True, help="Rows of random input.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all random numbers.")
-@click.option(
-    "--kernel", metavar="NAME|FILE", help="Judge this kernel: one of ours by name, or a .wgsl file of yours."
-)
+@click.option("--kernel", metavar="NAME|FILE", help="Judge this kernel: one of ours by name, or a .wgsl file of yours.")
 @adapter_options
 @common_options
 def command(

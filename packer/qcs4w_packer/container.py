@@ -169,9 +169,9 @@ class Container:
         """
         if len(self.entries) == 1:
             return next(iter(self.entries.values()))
-        some = ", ".join(f"'{name}'" for name in list(self.entries)[:3])
+        some = ", ".join(f"'{name}'" for name in list(self.entries)[:3]) + ", …" * (len(self.entries) > 3)
         raise UnknownTensorError(
-            f"{self.path}: holds {len(self.entries)} packed tensors ({some}, …)", hint="choose one with --tensor"
+            f"{self.path}: holds {len(self.entries)} packed tensors ({some})", hint="choose one with --tensor"
         )
 
     def load(self, name: str) -> PackedLinear:

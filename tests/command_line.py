@@ -1,0 +1,70 @@
+"""Running qcs4w in tests: in this process for its speed, or in one of its own where that is the point."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from qcs4w_cli.main import run
+
+SCHEMA = json.loads((Path(__file__).parent.parent / "cli" / "qcs4w_cli" / "schema.json").read_text())
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command did: its exit code and both streams."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The JSON document on stdout, checked against the schema and against the exit code."""
+        document: dict[str, Any] = json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+        jsonschema.validate(document, SCHEMA)
+        assert document["exit_code"] == self.code
+        return document
+
+
+class CommandLine:
+    """Calls commands in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]):
+        self._capsys = capsys
+
+    def __call__(self, *args: str | Path) -> Result:
+        """Run qcs4w with these arguments."""
+        self._capsys.readouterr()
+        code = run([str(arg) for arg in args])
+        captured = self._capsys.readouterr()
+        return Result(code, captured.out, captured.err)
+
+    def refused(self, *args: str | Path) -> str:
+        """Run what must be an error; return stderr, once it is known to be one error without a traceback."""
+        result = self(*args)
+        assert result.code == 2, result
+        assert result.out == ""
+        assert "Error: " in result.err
+        assert "Traceback" not in result.err
+        assert "internal error" not in result.err
+        return result.err
+
+
+def command(*args: str | Path) -> list[str]:
+    """The command line of a process of its own."""
+    return [sys.executable, "-m", "qcs4w_cli", *map(str, args)]
+
+
+def process(*args: str | Path, stdin: bytes = b"", cwd: Path | None = None, **environment: str) -> Result:
+    """Run qcs4w in a process of its own."""
+    done = subprocess.run(
+        command(*args), input=stdin, capture_output=True, cwd=cwd, env={**os.environ, **environment}, check=False
+    )
+    return Result(done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -1,0 +1,215 @@
+"""What all commands share: start-up, exit codes, streams, JSON, completion."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import CommandLine, command, process
+from safetensors.numpy import save_file
+
+from qcs4w_cli.main import COMMANDS, cli
+
+
+def best_time(arguments: list[str], repeats: int = 7) -> float:
+    """The shortest of several runs, in seconds: the one least disturbed."""
+
+    def once() -> float:
+        start = time.perf_counter()
+        subprocess.run(arguments, check=True, capture_output=True)
+        return time.perf_counter() - start
+
+    once()
+    return min(once() for _ in range(repeats))
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """`qcs4w --help` answers before torch, wgpu, numpy or rich is loaded."""
+    script = (
+        "import sys; from qcs4w_cli.main import run; code = run(['--help']); "
+        "heavy = {'torch', 'wgpu', 'numpy', 'rich', 'safetensors'} & set(sys.modules); "
+        "print(heavy, file=sys.stderr); sys.exit(code or len(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "pack" in done.stdout
+
+
+def test_help_is_quick() -> None:
+    """`qcs4w --help` takes at most twice as long as importing click does."""
+    script = "from qcs4w_cli.main import main; main(['--help'])"
+    assert best_time([sys.executable, "-c", script]) <= 2 * best_time([sys.executable, "-c", "import click"])
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_each_command_has_help_with_an_example(name: str, qcs4w: CommandLine) -> None:
+    """Every command's help shows an example, and its one line stands in the group's help."""
+    result = qcs4w(name, "--help")
+    assert result.code == 0
+    assert f"qcs4w {name} " in result.out or f"qcs4w {name}\n" in result.out
+    assert "Example:" in result.out
+    group = qcs4w("--help").out
+    assert COMMANDS[name] in group
+    module = cli.get_command(None, name)  # type: ignore[arg-type]
+    assert module is not None
+    assert module.short_help == COMMANDS[name]
+
+
+def test_version(qcs4w: CommandLine) -> None:
+    """`--version` prints name and version."""
+    from qcs4w_packer import __version__
+
+    assert qcs4w("--version").out == f"qcs4w {__version__}\n"
+
+
+def test_completion_is_offered() -> None:
+    """The shell gets a completion script, and completes the commands."""
+    assert "_QCS4W_COMPLETE" in process(_QCS4W_COMPLETE="bash_source").out
+    done = process(_QCS4W_COMPLETE="bash_complete", COMP_WORDS="qcs4w ", COMP_CWORD="1")
+    assert set(COMMANDS) == {line.partition(",")[2] for line in done.out.split()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["pak"], "Did you mean 'pack'"),
+        (["frobnicate"], "There are pack, run, verify"),
+        (["pack"], "SOURCE"),
+        (["pack", "x.npy", "--no-such-option"], "--no-such-option"),
+        (["pack", "missing.npy", "-n"], "missing.npy: does not exist"),
+        (["pack", "x.npy"], "-o OUT.safetensors"),
+        (["verify"], "nothing to verify"),
+        (["verify", "--rows", "0", "p.safetensors"], "--rows"),
+        (["inspect", "missing.safetensors"], "missing.safetensors: does not exist"),
+        (["inspect", "p.safetensors", "--rows", "a:b"], "not a range"),
+        (["run", "missing.safetensors", "-x", "x.npy"], "missing.safetensors"),
+        (["devices", "--adapter", "no such GPU"], "no such GPU"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_be_done_is_exit_code_2(arguments: list[str], words: str, qcs4w: CommandLine) -> None:
+    """Wrong calls and missing files are an error on stderr with exit code 2, and say what is wrong."""
+    assert words in qcs4w.refused(*arguments)
+
+
+@pytest.mark.parametrize("arguments", [["pack", "missing.npy", "-n"], ["pack", "--nope"], ["verify"], ["nope"]])
+def test_errors_are_json_too(arguments: list[str], qcs4w: CommandLine) -> None:
+    """With --json an error is one document on stdout, and stderr is empty."""
+    result = qcs4w(*arguments, "--json")
+    assert result.code == 2
+    assert result.document["error"]["message"]
+    assert result.err == ""
+
+
+def test_an_internal_error_is_exit_code_2(qcs4w: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of our own is named as one, without a traceback unless -v asks for it."""
+    import qcs4w_packer
+
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(qcs4w_packer, "pack_file", fail)
+    quiet = qcs4w("pack", "x.npy", "-n")
+    assert quiet.code == 2
+    assert "internal error: ZeroDivisionError: on purpose" in quiet.err
+    assert "Traceback" not in quiet.err
+    assert "Traceback" in qcs4w("pack", "x.npy", "-n", "-v").err
+
+
+def test_a_closed_pipe_is_quiet(packed_file: Path) -> None:
+    """A reader that goes away (`| head -1`) causes no message and does not change the exit code."""
+    for arguments in (
+        ["inspect", packed_file, "--tensor", "layers.0.fc", "--rows", "0:12", "--cols", "0:33"],
+        ["--help"],
+    ):
+        child = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait() == 0
+
+
+def test_ctrl_c_is_exit_code_130_and_leaves_nothing(tmp_path: Path) -> None:
+    """Ctrl-C in the middle of packing: exit code 130, the old output as it was, nothing beside it."""
+    source, output = tmp_path / "big.safetensors", tmp_path / "out.safetensors"
+    with source.open("wb") as file:  # 2 GiB of holes, enough for a signal to come in time
+        header = json.dumps({"weight": {"dtype": "F32", "shape": [65536, 8192], "data_offsets": [0, 1 << 31]}}).encode()
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + (1 << 31))
+    output.write_bytes(b"old")
+    child = subprocess.Popen(
+        command("pack", source, "-o", output, "--force"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    while not list(tmp_path.glob(".*.part")):
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate()
+    assert child.returncode == 130
+    assert err.strip() == b"Interrupted."
+    assert output.read_bytes() == b"old"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["big.safetensors", "out.safetensors"]
+
+
+def on_a_terminal(*arguments: str | Path, **environment: str) -> str:
+    """Run qcs4w with a terminal as all three streams and return what it drew."""
+    master, slave = pty.openpty()
+    child = subprocess.Popen(
+        command(*arguments),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", **environment},
+    )
+    os.close(slave)
+    drawn = b""
+    while True:
+        try:
+            part = os.read(master, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        drawn += part
+    child.wait()
+    os.close(master)
+    return drawn.decode()
+
+
+def test_colour_on_a_terminal_only(packed_file: Path) -> None:
+    """A terminal gets colour, NO_COLOR and a pipe do not."""
+    arguments = ("inspect", packed_file, "--tensor", "layers.0.fc")
+    assert "\x1b[" in on_a_terminal(*arguments)
+    assert "\x1b[" not in on_a_terminal(*arguments, NO_COLOR="1")
+    assert "\x1b[" not in process(*arguments).out
+
+
+def test_a_name_cannot_steer_the_terminal(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Control characters in a tensor's name are spelled out, in tables as in errors."""
+    path = tmp_path / "evil.safetensors"
+    save_file({"\x1b[2Jevil.weight": np.ones((2, 2), np.float32), "b": np.ones(1, np.float32)}, path)
+    listed = qcs4w("pack", path, "-n").out
+    assert "\x1b" not in listed
+    assert "\\x1b[2Jevil.weight" in listed
+    error = qcs4w.refused("pack", path, "-n", "--exclude", "\x1b[31mnothing")
+    assert "\x1b" not in error
+
+
+def test_the_repository_keeps_to_itself() -> None:
+    """Imports go one way, only cli prints or exits, and one module knows wgpu."""
+    root = Path(__file__).parent.parent
+    for path in [*root.glob("packer/**/*.py"), *root.glob("gpu/**/*.py")]:
+        text = path.read_text()
+        forbidden = ["qcs4w_cli", "import click", "import rich", "from rich", "print(", "sys.exit"]
+        if "packer" in path.parts:
+            forbidden += ["qcs4w_gpu", "wgpu"]
+        elif path.name != "webgpu.py":
+            forbidden += ["import wgpu", "from wgpu"]
+        assert not [word for word in forbidden if word in text], path

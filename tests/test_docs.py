@@ -1,0 +1,89 @@
+"""The documents are true: every example in them runs."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from qcs4w_cli.main import COMMANDS, cli
+from qcs4w_packer import pack_file
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _adapter(gpu: object) -> None:
+    """The examples need an adapter."""
+
+
+@pytest.fixture
+def folder(model: Path, tmp_path: Path) -> Path:
+    """A folder with the files that the examples speak of."""
+    (tmp_path / "model.safetensors").symlink_to(model / "model.safetensors")
+    shutil.copy(ROOT / "gpu" / "qcs4w_gpu" / "kernels" / "linear_naive.wgsl", tmp_path / "my_kernel.wgsl")
+    x = np.random.default_rng(0).standard_normal((3, 384), np.float32)
+    np.save(tmp_path / "x.npy", x)
+    np.savez(tmp_path / "activations.npz", **{"encoder.layer.0.attention.self.query": x, "pooler.dense": x})
+    return tmp_path
+
+
+def examples_of_help() -> Iterator[tuple[str, str]]:
+    """The example lines of every command's help."""
+    for name in COMMANDS:
+        command = cli.get_command(None, name)  # type: ignore[arg-type]
+        assert command is not None
+        assert command.help is not None
+        _, _, examples = command.help.partition("Example:")
+        yield from ((name, line.strip()) for line in examples.splitlines() if line.strip())
+
+
+def call(line: str, folder: Path) -> None:
+    """Run one line as a shell would, with this environment's qcs4w and python first on the path."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    assert done.stdout, line
+
+
+def test_every_sh_block_of_the_readme_runs(folder: Path) -> None:
+    """The README's commands run in its order, one after another, as they stand there."""
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+    assert len(lines) >= 12
+    assert {shlex.split(line)[1] for line in lines} >= {"pack", "run", "verify", "inspect"}
+    for line in lines:
+        call(line, folder)
+
+
+@pytest.mark.parametrize(("name", "line"), list(examples_of_help()), ids=lambda value: value)
+def test_every_example_of_the_help_runs(name: str, line: str, folder: Path) -> None:
+    """Each example in a command's help runs as it stands there."""
+    assert line.startswith(f"qcs4w {name}")
+    if name != "pack":
+        pack_file(folder / "model.safetensors", folder / "packed.safetensors")
+    call(line, folder)
+
+
+def test_the_python_example_runs_and_stands_in_the_readme(tmp_path: Path) -> None:
+    """examples/quickstart.py runs, and the README shows its lines."""
+    script = ROOT / "examples" / "quickstart.py"
+    (shown,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert script.read_text().startswith(shown)
+    subprocess.run([sys.executable, script], cwd=tmp_path, check=True)
+
+
+def test_the_readme_names_files_that_are_there() -> None:
+    """Every link of the README to a file of the repository leads somewhere."""
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).exists(), target
