@@ -1,6 +1,8 @@
 """The dispatcher: one device, its buffers and pipelines, for every kernel, ours or a user's."""
 
 import contextlib
+import math
+import re
 import struct
 import time
 from collections.abc import Iterator, Mapping
@@ -22,12 +24,24 @@ _USEFUL_FEATURES = ("timestamp-query",)
 _UPLOAD_BYTES = 32 << 20
 
 
-@dataclass(frozen=True)
+# The words of wgpu and of its drivers; a bare "lost" may stand in the text of a kernel that does not compile.
+_LOST = re.compile(r"\bdevice (?:is |was )?lost\b", re.IGNORECASE)
+
+
+@dataclass(eq=False)
 class Buffer:
     """A storage buffer on the device; nbytes is a multiple of 4."""
 
     handle: Any
     nbytes: int
+    label: str
+    owner: "Gpu"
+
+    def free(self) -> None:
+        """Give the memory back; a second time does nothing."""
+        if self.handle is not None:
+            self.handle.destroy()
+            self.handle = None
 
 
 class Gpu:
@@ -55,6 +69,7 @@ class Gpu:
         require_gpu: bool = False,
         limits: Mapping[str, int] | None = None,
     ):
+        self._closed = False
         self.adapter, self.reason = choose_adapter(list_adapters(), adapter, require_gpu=require_gpu)
         with self._reporting("opening the device"):
             self._device = self.adapter.handle.request_device_sync(
@@ -83,7 +98,8 @@ class Gpu:
         self.close()
 
     def close(self) -> None:
-        """Give the device back, with all buffers on it."""
+        """Give the device back, with all buffers on it; a second time does nothing."""
+        self._closed = True
         self._pipelines.clear()
         self._clock = None
         self._device.destroy()
@@ -100,7 +116,7 @@ class Gpu:
                 raise LimitError(f"{label} needs {size:,} bytes, the device's {limit} is {self.limits[limit]:,}")
         with self._reporting(f"making {label} of {size:,} bytes"):
             usage = self._flags.STORAGE | self._flags.COPY_SRC | self._flags.COPY_DST
-            return Buffer(self._device.create_buffer(label=label, size=size, usage=usage), size)
+            return Buffer(self._device.create_buffer(label=label, size=size, usage=usage), size, label, self)
 
     def upload(self, array: NDArray[Any], *, label: str = "buffer") -> Buffer:
         """Make a buffer that holds an array's bytes, padded with zeros to a multiple of 4."""
@@ -109,18 +125,26 @@ class Gpu:
         return buffer
 
     def write(self, buffer: Buffer, array: NDArray[Any]) -> None:
-        """Write an array's bytes to the start of a buffer."""
+        """Write an array's bytes to the start of a buffer.
+
+        Raises:
+            GpuError: they do not fit, or the buffer has been freed.
+        """
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         if data.nbytes % 4:
             data = np.concatenate([data, np.zeros(-data.nbytes % 4, np.uint8)])
+        if data.nbytes > buffer.nbytes:
+            raise GpuError(f"{data.nbytes:,} bytes do not fit into {buffer.label} of {buffer.nbytes:,} bytes")
+        handle = self._handle(buffer)
         with self._reporting("uploading"):
             for start in range(0, data.nbytes, _UPLOAD_BYTES):
-                self._device.queue.write_buffer(buffer.handle, start, data[start : start + _UPLOAD_BYTES])
+                self._device.queue.write_buffer(handle, start, data[start : start + _UPLOAD_BYTES])
 
     def read(self, buffer: Buffer) -> NDArray[np.uint32]:
         """Read a whole buffer back as 32-bit words; `.view(np.float32)` makes them floats."""
+        handle = self._handle(buffer)
         with self._reporting("reading back"):
-            return np.frombuffer(self._device.queue.read_buffer(buffer.handle), np.uint32).copy()
+            return np.frombuffer(self._device.queue.read_buffer(handle), np.uint32).copy()
 
     def finish(self) -> None:
         """Wait until the device has done everything asked of it."""
@@ -143,17 +167,21 @@ class Gpu:
             The kernel's time on the GPU in milliseconds by its own clock, or None where it has none.
 
         Raises:
-            KernelError: it does not compile, or asks for more than the device has.
+            KernelError: it does not compile, asks for more than the device has, or for a buffer that is not given.
             DeviceLostError, GpuError: the driver's own words, with kernel, sizes and adapter.
         """
         where = f"kernel '{kernel.name}' ({', '.join(f'{k} {v}' for k, v in sizes.items())})"
+        missing = sorted(kernel.bindings.keys() - buffers.keys() - {PARAMS_BINDING})
+        if missing:
+            raise KernelError(f"kernel '{kernel.name}' has a binding {missing[0]} that no buffer is given for")
+        bound = {index: (self._handle(buffer), buffer.nbytes) for index, buffer in buffers.items()}
         pipeline, layout = self._pipeline(kernel)
         with self._reporting(where):
             params = self._device.create_buffer_with_data(
                 data=struct.pack("<4I", *(sizes[name] for name in ("M", "N", "K", "K_packed"))),
                 usage=self._flags.UNIFORM,
             )
-            bound = {i: (b.handle, b.nbytes) for i, b in buffers.items()} | {PARAMS_BINDING: (params, 16)}
+            bound[PARAMS_BINDING] = (params, 16)
             group = self._device.create_bind_group(
                 layout=layout,
                 entries=[
@@ -181,7 +209,7 @@ class Gpu:
                 self._device.queue.read_buffer(self._fence)
                 return None
             begin, end = np.frombuffer(self._device.queue.read_buffer(self._clock[1]), np.uint64)
-            return float(int(end) - int(begin)) * self._clock[2] / 1e6
+            return float(int(end) - int(begin)) * self._clock[2] / 1e6 if end > begin else None
 
     def _pipeline(self, kernel: Kernel) -> tuple[Any, Any]:
         """Return a kernel's pipeline and layout, made once per kernel text."""
@@ -207,26 +235,39 @@ class Gpu:
         return self._pipelines[kernel.source]
 
     def _check_workgroup(self, kernel: Kernel) -> None:
-        invocations = int(np.prod(kernel.workgroup_size))
-        limit = self.limits["max-compute-invocations-per-workgroup"]
-        if invocations > limit:
-            raise KernelError(
-                f"kernel '{kernel.name}' has {invocations} invocations in a workgroup, "
-                f"{self.adapter.name} allows {limit}"
-            )
+        """Refuse what the device cannot hold; the implementation does not check workgroup memory."""
+        for limit, wanted in (
+            ("max-compute-invocations-per-workgroup", math.prod(kernel.workgroup_size)),
+            ("max-compute-workgroup-storage-size", kernel.workgroup_nbytes),
+        ):
+            if wanted > self.limits[limit]:
+                raise KernelError(
+                    f"kernel '{kernel.name}' asks for {wanted:,}, "
+                    f"the device's {limit} is {self.limits[limit]:,} ({self.adapter.name})"
+                )
+
+    def _handle(self, buffer: Buffer) -> Any:
+        """Return a live buffer of this device; handing on any other makes the implementation end the process."""
+        if buffer.handle is None:
+            raise GpuError(f"{buffer.label} has been freed")
+        if buffer.owner is not self:
+            raise GpuError(f"{buffer.label} belongs to another device")
+        return buffer.handle
 
     @contextlib.contextmanager
     def _reporting(self, doing: str, kind: type[GpuError] = GpuError) -> Iterator[None]:
         """Turn whatever the implementation reports into one error that says what was being done, and where."""
-        webgpu.take_reported()
+        if self._closed:
+            raise GpuError(f"{doing}: the device has been closed")
         message = ""
         try:
             yield
         except webgpu.call_errors() as error:
             message = str(error)
-        message = message or "\n".join(webgpu.take_reported())
+        reported = webgpu.take_reported()  # also what came between calls: an error may be late, but is never ignored
+        message = message or "\n".join(reported)
         if message:
-            lost = "lost" in message.lower()
+            lost = bool(_LOST.search(message))
             hint = "a watchdog may have ended a long kernel; try fewer rows" if lost else None
             raise (DeviceLostError if lost else kind)(f"{doing} on {self.adapter}: {message.strip()}", hint=hint)
 

@@ -1,7 +1,7 @@
 """A kernel: a .wgsl file and what its text says about itself. No WebGPU in here.
 
-Tile sizes, workgroup sizes and bindings stand in the WGSL only; the host reads them from there. Lines that begin with
-`//!` are for the host: `grid` is the number of workgroups as an expression of M, N, K, K_packed and the file's
+Tile sizes, workgroup sizes and bindings stand in the WGSL only; the host reads them from there. Comments that begin
+with `//!` are for the host: `grid` is the number of workgroups as an expression of M, N, K, K_packed and the file's
 constants; `row_align` is what K_packed must be a multiple of.
 """
 
@@ -25,12 +25,16 @@ PARAMS_BINDING = 4
 
 BufferKind = Literal["storage", "read-only-storage", "uniform"]
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_DIRECTIVE = re.compile(r"^\s*//!\s*(\w+)\s*=\s*(.+?)\s*$", re.MULTILINE)
-_BINDING = re.compile(r"@group\(\s*0\s*\)\s*@binding\(\s*(\d+)\s*\)\s*var\s*<\s*(\w+)\s*(?:,\s*(\w+)\s*)?>")
+# An attribute's argument may hold calls, as in @workgroup_size(max(A, B)).
+_ATTRIBUTES = r"(?P<attributes>(?:@\w+(?:\s*\((?:[^()]|\([^()]*\))*\))?\s*)+)"
+_BINDING = re.compile(_ATTRIBUTES + r"var\s*<\s*(?P<space>\w+)\s*(?:,\s*(?P<access>\w+)\s*)?,?\s*>")
+_ENTRY = re.compile(_ATTRIBUTES + r"fn\s+(?P<name>\w+)")
 _CONSTANT = re.compile(r"\b(?:const|override)\s+(\w+)\s*(?::\s*u32\s*)?=\s*([^;]+);")
-_ENTRY = re.compile(r"@compute\b(?P<attributes>[^{;]*?)\bfn\s+(?P<name>\w+)", re.DOTALL)
-_WORKGROUP_SIZE = re.compile(r"@workgroup_size\(([^)]*)\)")
+_WORKGROUP_VARIABLE = re.compile(r"\bvar\s*<\s*workgroup\s*>\s*\w+\s*:\s*([^;]+);")
+_DIRECTIVE = re.compile(r"//!\s*(\w+)\s*=\s*(.+?)\s*")
+_DIRECTIVES = ("grid", "row_align")
+_LONGEST_EXPRESSION = 1000
+_LARGEST_VALUE = 1 << 128
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,7 @@ class Kernel:
         source: WGSL.
         entry_point: the @compute function.
         workgroup_size: invocations along x, y, z.
+        workgroup_nbytes: of workgroup memory, as far as the types are numbers, vectors and arrays of these.
         bindings: what each binding of group 0 is.
         constants: the file's u32 constants.
         grid: the `//! grid` expression.
@@ -52,14 +57,19 @@ class Kernel:
     source: str
     entry_point: str
     workgroup_size: tuple[int, int, int]
+    workgroup_nbytes: int
     bindings: Mapping[int, BufferKind]
     constants: Mapping[str, int]
     grid: str
     row_align: int
 
     def workgroups(self, sizes: Mapping[str, int]) -> int:
-        """Return the number of workgroups for given M, N, K and K_packed."""
-        return _evaluate(self.grid, {**self.constants, **sizes}, f"{self.name}: grid")
+        """Return the number of workgroups for given M, N, K and K_packed.
+
+        Raises:
+            KernelError: the expression cannot be evaluated, or gives less than one.
+        """
+        return _evaluate_positive(self.grid, {**self.constants, **sizes}, f"kernel '{self.name}': grid")
 
 
 @cache
@@ -88,34 +98,43 @@ def parse_kernel(name: str, source: str) -> Kernel:
     Raises:
         KernelError: an entry point, the `//! grid` line or a binding is missing or not understood.
     """
-    directives = dict(_DIRECTIVE.findall(source))
-    code = _COMMENT.sub(" ", source)
-    entries = list(_ENTRY.finditer(code))
+    where = f"kernel '{name}'"
+    code, comments = _split_comments(source)
+    directives = _directives(comments, where)
+    entries = [entry for entry in _ENTRY.finditer(code) if _attribute(entry, "compute") is not None]
     if len(entries) != 1:
-        raise KernelError(f"kernel '{name}' has {len(entries)} @compute entry points, expected one")
+        raise KernelError(f"{where} has {len(entries)} @compute entry points, expected one")
     if "grid" not in directives:
         raise KernelError(
-            f"kernel '{name}' does not say how many workgroups it needs",
+            f"{where} does not say how many workgroups it needs",
             hint="add a line such as: //! grid = ceil(M * N / 64)",
         )
     constants: dict[str, int] = {}
-    for constant, expression in _CONSTANT.findall(code):
+    for constant, expression in _CONSTANT.findall(_module_scope(code)):
         try:
             constants[constant] = _evaluate(expression, constants, constant)
         except KernelError:
             continue  # a constant of another type; it is missed only where an expression needs it
-    size = _WORKGROUP_SIZE.search(entries[0]["attributes"])
-    sizes = [s for s in size[1].split(",") if s.strip()] if size else []
-    x, y, z = ([_evaluate(s, constants, f"{name}: workgroup_size") for s in sizes] + [1, 1, 1])[:3]
+    sizes = _arguments(_attribute(entries[0], "workgroup_size") or "", constants, f"{where}: workgroup_size")
+    x, y, z = [*sizes, 1, 1, 1][:3]
+    bindings: dict[int, BufferKind] = {}
+    for found in _BINDING.finditer(code):
+        group, binding = _attribute(found, "group"), _attribute(found, "binding")
+        if group is None or binding is None:
+            continue
+        if _evaluate(group, constants, f"{where}: group") != 0:
+            raise KernelError(f"{where} has a binding in group {group.strip()}; the host serves group 0 only")
+        bindings[_evaluate(binding, constants, f"{where}: binding")] = _kind(found["space"], found["access"])
     return Kernel(
         name=name,
         source=source,
         entry_point=entries[0]["name"],
         workgroup_size=(x, y, z),
-        bindings={int(i): _kind(space, access) for i, space, access in _BINDING.findall(code)},
+        workgroup_nbytes=sum(_type_nbytes(kind, constants) for kind in _WORKGROUP_VARIABLE.findall(code)),
+        bindings=bindings,
         constants=constants,
         grid=directives["grid"],
-        row_align=_evaluate(directives.get("row_align", "1"), constants, f"{name}: row_align"),
+        row_align=_evaluate_positive(directives.get("row_align", "1"), constants, f"{where}: row_align"),
     )
 
 
@@ -139,10 +158,84 @@ def check_linear(kernel: Kernel) -> None:
         )
 
 
-def _kind(space: str, access: str) -> BufferKind:
+def _split_comments(source: str) -> tuple[str, list[str]]:
+    """Split WGSL into its code and its line comments; block comments nest, and what is in them is gone."""
+    code, comments, depth, at = [], [], 0, 0
+    while mark := re.compile(r"/\*|\*/" if depth else r"/\*|//[^\n]*").search(source, at):
+        if not depth:
+            code.append(source[at : mark.start()])
+        if mark[0] == "/*":
+            depth += 1
+        elif mark[0] == "*/":
+            depth -= 1
+        else:
+            comments.append(mark[0])
+        at = mark.end()
+    if not depth:
+        code.append(source[at:])
+    return " ".join(code), comments
+
+
+def _directives(comments: list[str], where: str) -> dict[str, str]:
+    """Return what the `//!` comments say; one that is misspelt or said twice is an error, never ignored."""
+    said: dict[str, str] = {}
+    for comment in comments:
+        if not comment.startswith("//!"):
+            continue
+        parts = _DIRECTIVE.fullmatch(comment)
+        if parts is None or parts[1] not in _DIRECTIVES:
+            raise KernelError(
+                f"{where}: the line '{comment.strip()}' is not understood",
+                hint=f"the host knows {', '.join(f'//! {known} = ...' for known in _DIRECTIVES)}",
+            )
+        if parts[1] in said:
+            raise KernelError(f"{where} says '//! {parts[1]}' twice")
+        said[parts[1]] = parts[2]
+    return said
+
+
+def _module_scope(code: str) -> str:
+    """Return code without what stands in braces, where a constant may have the name of a global one."""
+    count = 1
+    while count:
+        code, count = re.subn(r"\{[^{}]*\}", ";", code)
+    return code
+
+
+def _attribute(declaration: re.Match[str], name: str) -> str | None:
+    """Return an attribute's argument, "" where it has none, or None where the attribute is missing."""
+    found = re.search(rf"@{name}\b(?:\s*\(((?:[^()]|\([^()]*\))*)\))?", declaration["attributes"])
+    return None if found is None else found[1] or ""
+
+
+def _kind(space: str, access: str | None) -> BufferKind:
     if space == "uniform":
         return "uniform"
     return "storage" if access == "read_write" else "read-only-storage"
+
+
+def _type_nbytes(kind: str, constants: Mapping[str, int]) -> int:
+    """Return the bytes of a WGSL type, 0 where it is not a number, a vector or an array of these."""
+    kind = re.sub(r"\s", "", kind)
+    if array := re.fullmatch(r"array<(.+),([^,<>]+),?>", kind):
+        return _type_nbytes(array[1], constants) * _evaluate(array[2], constants, kind)
+    if vector := re.fullmatch(r"vec([234])(?:<(\w+)>|([fiuh]))", kind):
+        scalar = vector[2] or {"h": "f16"}.get(vector[3], "f32")
+        return (4 if vector[1] == "3" else int(vector[1])) * _type_nbytes(scalar, constants)
+    return {"f16": 2, "f32": 4, "i32": 4, "u32": 4, "bool": 4, "atomic<u32>": 4, "atomic<i32>": 4}.get(kind, 0)
+
+
+def _arguments(text: str, names: Mapping[str, int], where: str) -> list[int]:
+    """Evaluate a list of expressions; commas inside of calls do not part them."""
+    parts = re.findall(r"(?:[^,()]|\([^()]*\))+", text)
+    return [_evaluate(part, names, where) for part in parts if part.strip()]
+
+
+def _evaluate_positive(expression: str, names: Mapping[str, int], where: str) -> int:
+    value = _evaluate(expression, names, where)
+    if value < 1:
+        raise KernelError(f"{where}: '{expression}' is {value}, expected at least 1")
+    return value
 
 
 def _evaluate(expression: str, names: Mapping[str, int], where: str) -> int:
@@ -150,29 +243,38 @@ def _evaluate(expression: str, names: Mapping[str, int], where: str) -> int:
 
     `/` is exact inside `ceil` and rounds down elsewhere, as it does for u32 in WGSL.
     """
-    text = re.sub(r"\b(\d+)u\b", r"\1", expression)
+    text = re.sub(r"\b(0[xX][0-9a-fA-F]+|\d+)[iu]\b", r"\1", expression).strip()
 
-    def value(node: ast.expr) -> Fraction:
+    def value(node: ast.expr, *, exact: bool = False) -> Fraction:
         match node:
             case ast.Constant(value=int() as number) if not isinstance(number, bool):
                 return Fraction(number)
             case ast.Name(id=name) if name in names:
                 return Fraction(names[name])
             case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() as op, right=right):
-                a, b = value(left), value(right)
+                a, b = value(left, exact=exact), value(right, exact=exact)
                 if isinstance(op, ast.Add):
                     return a + b
                 if isinstance(op, ast.Sub):
                     return a - b
-                return a * b if isinstance(op, ast.Mult) else a / b
+                if isinstance(op, ast.Mult):
+                    return a * b
+                if b == 0:
+                    raise KernelError(f"{where}: division by zero in '{expression}'")
+                return a / b if exact else Fraction(a // b)
             case ast.Call(func=ast.Name(id="ceil"), args=[argument], keywords=[]):
-                return Fraction(math.ceil(value(argument)))
+                return Fraction(math.ceil(value(argument, exact=True)))
             case ast.Call(func=ast.Name(id="min" | "max" as function), args=[_, *_] as arguments, keywords=[]):
-                return (min if function == "min" else max)(value(argument) for argument in arguments)
+                return (min if function == "min" else max)(value(argument, exact=exact) for argument in arguments)
             case _:
                 raise KernelError(f"{where}: cannot evaluate '{ast.unparse(node)}' in '{expression}'")
 
+    if len(text) > _LONGEST_EXPRESSION:
+        raise KernelError(f"{where}: an expression has {len(text)} characters, expected {_LONGEST_EXPRESSION} at most")
     try:
-        return math.floor(value(ast.parse(text.strip(), mode="eval").body))
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError) as error:
+        result = math.floor(value(ast.parse(text, mode="eval").body))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise KernelError(f"{where}: cannot evaluate '{expression}': {error}") from None
+    if abs(result) > _LARGEST_VALUE:
+        raise KernelError(f"{where}: '{expression}' is beyond 128 bits")
+    return result

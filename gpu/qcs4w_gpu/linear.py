@@ -11,7 +11,7 @@ from qcs4w_packer.errors import NonFiniteError, UsageError
 from qcs4w_packer.nibbles import PAD_BYTE
 
 from .dispatcher import Gpu, elapsed_ms
-from .kernel import LINEAR_KERNELS, Kernel, check_linear, shipped_kernel
+from .kernel import Kernel, check_linear, shipped_kernel
 from .plan import Plan, choose_kernel, plan_linear, row_stride
 
 #: A quiet NaN that no computation makes: what stands in y before a kernel runs, and in guard words after it.
@@ -77,16 +77,16 @@ class Linear:
     ):
         if kernel is not None:
             check_linear(kernel)
-        if bias is not None and bias.shape != (packed.out_features,):
-            raise UsageError(f"bias has shape {list(bias.shape)}, expected [{packed.out_features}]")
+        for what, vector in (("bias", bias), ("scales", scales)):
+            if vector is not None and vector.shape != (packed.out_features,):
+                raise UsageError(f"{what} has shape {list(vector.shape)}, expected [{packed.out_features}]")
         self.out_features, self.in_features = packed.out_features, packed.in_features
         self._gpu, self._kernel = gpu, kernel
-        aligns = [kernel.row_align] if kernel else [shipped_kernel(name).row_align for name in LINEAR_KERNELS]
-        self._stride = row_stride(self.in_features, max(aligns))
+        self._stride = row_stride(self.in_features, kernel)
         self._plan(1)  # refuses what cannot fit before anything is uploaded
         start = time.perf_counter()
         self._weights = gpu.upload(_pad_rows(packed.packed, self._stride), label="packed weights")
-        self._scales = gpu.upload(packed.scales if scales is None else scales, label="scales")
+        self._scales = gpu.upload(packed.scales if scales is None else scales.astype(np.float32), label="scales")
         self._bias = None if bias is None else gpu.upload(bias.astype(np.float32), label="bias")
         gpu.finish()
         self.upload_ms = elapsed_ms(start)
@@ -98,20 +98,21 @@ class Linear:
 
     def __call__(self, x: NDArray[np.floating]) -> NDArray[np.float32]:
         """Return y, float32, shape (..., N), for x of shape (..., K)."""
-        rows = as_rows(x, self.in_features)
-        return self.run(rows).y.reshape(*x.shape[:-1], self.out_features)
+        return self.run(as_rows(x, self.in_features)).y.reshape(*x.shape[:-1], self.out_features)
 
-    def run(self, x: NDArray[np.float32], *, guard_words: int = 0) -> Run:
+    def run(self, x: NDArray[np.floating], *, guard_words: int = 0) -> Run:
         """Run once, with what a careful caller wants to know.
 
         Args:
-            x: float32, shape (M, K), finite.
+            x: floats, shape (M, K); as `as_rows` makes them.
             guard_words: 32-bit words behind y that must stay untouched.
 
         Raises:
+            UsageError, NonFiniteError: x is not what `as_rows` takes.
             LimitError: x or y do not fit into one buffer of the device.
             GpuError: the driver's own words.
         """
+        x = as_rows(x, self.in_features)
         gpu, plan = self._gpu, self._plan(len(x))
         count = plan.rows * plan.out_features
         start = time.perf_counter()
@@ -135,8 +136,8 @@ class Linear:
         start = time.perf_counter()
         words = gpu.read(y_buffer)
         timing = Timing(upload_ms, kernel_ms, elapsed_ms(start))
-        for buffer in (x_buffer, y_buffer):
-            buffer.handle.destroy()
+        x_buffer.free()
+        y_buffer.free()
         shape = (plan.rows, plan.out_features)
         return Run(
             y=words[:count].view(np.float32).reshape(shape),
@@ -150,7 +151,7 @@ class Linear:
         """Free the weights on the device."""
         for buffer in (self._weights, self._scales, self._bias):
             if buffer is not None:
-                buffer.handle.destroy()
+                buffer.free()
 
     def _plan(self, rows: int) -> Plan:
         return plan_linear(

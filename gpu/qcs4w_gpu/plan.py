@@ -1,12 +1,13 @@
 """Which kernel runs, with how many workgroups: pure arithmetic on shapes and limits. No WebGPU in here."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from qcs4w_packer.nibbles import packed_width
 
 from .errors import LimitError
-from .kernel import Kernel, shipped_kernel
+from .kernel import LINEAR_KERNELS, Kernel, shipped_kernel
 
 # Rows from which a tile of the tiled kernel is full enough to pay.
 _TILED_FROM_ROWS = 8
@@ -45,8 +46,14 @@ def choose_kernel(rows: int) -> Kernel:
     return shipped_kernel("linear_tiled" if rows >= _TILED_FROM_ROWS else "linear_naive")
 
 
-def row_stride(in_features: int, align: int) -> int:
-    """Return ceil(K / 2) rounded up to a multiple of `align` bytes."""
+def row_stride(in_features: int, kernel: Kernel | None = None) -> int:
+    """Return the bytes from one packed row to the next: ceil(K / 2), rounded up to what the kernel asks for.
+
+    Without a kernel, or for one of ours, that is what any of ours asks for, so that they can share the weights.
+    """
+    ours = [shipped_kernel(name) for name in LINEAR_KERNELS]
+    served = ours if kernel is None or kernel in ours else [kernel]
+    align = math.lcm(*(each.row_align for each in served))
     return -(-packed_width(in_features) // align) * align
 
 

@@ -17,10 +17,10 @@ from .dispatcher import Gpu
 from .judge import Comparison, Reference, compare, exact_input, oracle, reference
 from .kernel import Kernel, shipped_kernel
 from .linear import Linear, Run, as_rows
-from .plan import fold_grid
+from .plan import choose_kernel, fold_grid
 
 _GUARD_WORDS = 64
-_EXACT_ROWS = 4
+_EXACT_ROWS = (4, 256)  # at least, at most
 
 #: Rows of random input when there is none, and their seed.
 DEFAULT_ROWS = 4
@@ -49,7 +49,7 @@ class Verdict:
     """What `verify` found for one tensor.
 
     Attributes:
-        kernel: that the bounded probe ran.
+        kernel: that both probes ran.
         rows: M of the bounded probe.
         exact: integer inputs, scales of 1: equality is demanded, so that any single wrong code is caught.
         bounded: real scales and input, against the bound of float32 arithmetic.
@@ -108,11 +108,12 @@ def verify(
     if x is None:
         x = np.random.default_rng(seed).standard_normal((rows, packed.in_features), np.float32)
     x = as_rows(x, packed.in_features)
+    kernel = kernel or choose_kernel(len(x))  # both probes judge the kernel that serves this many rows
     factor = rounding_factor_of(gpu) if rounding_factor is None else rounding_factor
     wanted: Reference = reference(packed, x, rounding_factor=factor)
 
     ones = np.ones_like(packed.scales)
-    x_exact = exact_input(packed.in_features, _EXACT_ROWS, seed)
+    x_exact = exact_input(packed.in_features, min(max(len(x), _EXACT_ROWS[0]), _EXACT_ROWS[1]), seed)
     run_exact = _run(gpu, packed, x_exact, kernel, ones)
     exact = _compare(run_exact, oracle(packed, x_exact, unit_scales=True), 0.0)
     run_bounded = _run(gpu, packed, x, kernel, None)
@@ -127,7 +128,7 @@ def verify(
     if check is not None and source is not None and not check.is_match:
         causes += causes_of_weights(packed, source)
     return Verdict(
-        kernel=run_bounded.plan.kernel.name,
+        kernel=kernel.name,
         rows=len(x),
         exact=exact,
         bounded=bounded,
@@ -174,6 +175,8 @@ def rounding_factor_of(gpu: Gpu) -> int:
     grid = fold_grid(kernel.workgroups(sizes), gpu.limits["max-compute-workgroups-per-dimension"])
     gpu.dispatch(kernel, buffers, sizes, grid)
     seen = gpu.read(results).view(np.float32)
+    for buffer in buffers.values():
+        buffer.free()
     return 1 if np.array_equal(seen, np.concatenate([a + b, a * b])) else 2
 
 
@@ -181,7 +184,7 @@ def _run(
     gpu: Gpu,
     packed: PackedLinear,
     x: NDArray[np.float32],
-    kernel: Kernel | None,
+    kernel: Kernel,
     scales: NDArray[np.float32] | None,
 ) -> Run:
     linear = Linear(gpu, packed, kernel=kernel, scales=scales)

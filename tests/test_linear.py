@@ -1,0 +1,321 @@
+"""Every kernel against whole-number arithmetic, at every awkward shape."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from cases import (
+    ROWS,
+    SMALL_SHAPES,
+    WEBGPU_LIMITS,
+    edited,
+    exact_case,
+    packed_of,
+    random_codes,
+    run_with_limits,
+    shapes,
+)
+
+from qcs4w_gpu import (
+    LINEAR_KERNELS,
+    Gpu,
+    GpuError,
+    Kernel,
+    KernelError,
+    LimitError,
+    Linear,
+    choose_kernel,
+    parse_kernel,
+    plan_linear,
+    shipped_kernel,
+)
+from qcs4w_gpu.judge import reference
+from qcs4w_gpu.plan import row_stride
+from qcs4w_packer import PackedLinear
+from qcs4w_packer.errors import NonFiniteError, UsageError
+from qcs4w_packer.rowpack import pack_weight
+
+pytestmark = pytest.mark.gpu
+
+FOLDED_SHAPES = ((65, 129, 7), (33, 113, 64), (1, 129, 9), (5, 127, 3), (33, 400, 3), (129, 65, 1))
+
+
+@pytest.fixture(scope="module")
+def default_gpu() -> Iterator[Gpu]:
+    """A device with no more than WebGPU's default limits."""
+    with Gpu(limits=WEBGPU_LIMITS) as device:
+        yield device
+
+
+def fault(gpu: Gpu, kernel: Kernel | None, rows: int, out_features: int, in_features: int) -> str | None:
+    """Run one exact case; return what is wrong with the answer, or None."""
+    packed, x, y = exact_case(rows, out_features, in_features)
+    linear = Linear(gpu, packed, kernel=kernel)
+    run = linear.run(x, guard_words=64)
+    linear.close()
+    shape = f"M {rows} N {out_features} K {in_features}"
+    if run.unwritten.any():
+        return f"{shape}: {int(run.unwritten.sum())} elements not written"
+    if not run.guards_intact:
+        return f"{shape}: wrote behind y"
+    if not np.array_equal(run.y, y):
+        return f"{shape}: {int((run.y != y).sum())} of {y.size} elements wrong"
+    return None
+
+
+def foreign(name: str, row_align: int) -> Kernel:
+    """Return a shipped kernel as if it came from a user's file, with a row_align of its own."""
+    source = shipped_kernel(name).source
+    now = f"//! row_align = {shipped_kernel(name).row_align}"
+    return parse_kernel(f"{name}_{row_align}", edited(source, (now, f"//! row_align = {row_align}")))
+
+
+@pytest.mark.parametrize("rows", ROWS, ids=lambda m: f"M{m}")
+@pytest.mark.parametrize("name", LINEAR_KERNELS)
+def test_exact_at_every_shape(gpu: Gpu, name: str, rows: int) -> None:
+    """Integer inputs give exactly the whole-number answer, each element is written, and nothing behind y."""
+    kernel = shipped_kernel(name)
+    faults = [found for n, k in shapes() if (found := fault(gpu, kernel, rows, n, k))]
+    assert not faults
+
+
+@pytest.mark.parametrize(
+    ("name", "row_align"),
+    [("linear_naive", 1), ("linear_naive", 4), ("linear_naive", 24), ("linear_tiled", 4), ("linear_tiled", 64)],
+)
+def test_exact_at_any_row_stride(gpu: Gpu, name: str, row_align: int) -> None:
+    """A kernel honours K_packed: packed rows may lie unpadded or padded to more than they need."""
+    kernel = foreign(name, row_align)
+    for rows, out_features, in_features in SMALL_SHAPES:
+        assert row_stride(in_features, kernel) % row_align == 0
+        assert fault(gpu, kernel, rows, out_features, in_features) is None
+
+
+def test_rows_are_unpadded_for_a_foreign_kernel() -> None:
+    """A user's kernel gets K_packed = ceil(K / 2), ours get what the most demanding of them asks for."""
+    copy = replace(shipped_kernel("linear_naive"), name="copy")
+    assert [row_stride(k, copy) for k in (1, 2, 3, 7, 8, 9)] == [1, 1, 2, 4, 4, 5]
+    assert [row_stride(k) for k in (1, 8, 9)] == [4, 4, 8]
+    assert [row_stride(k, shipped_kernel("linear_naive")) for k in (1, 8, 9)] == [4, 4, 8]
+
+
+@pytest.mark.parametrize("name", LINEAR_KERNELS)
+def test_one_hot_input_reads_single_codes(gpu: Gpu, name: str) -> None:
+    """An identity as x gives the codes themselves, column by column."""
+    codes = random_codes(19, 37)
+    y = Linear(gpu, packed_of(codes), kernel=shipped_kernel(name))(np.eye(37, dtype=np.float32))
+    np.testing.assert_array_equal(y, codes.T.astype(np.float32))
+
+
+@pytest.mark.parametrize("name", LINEAR_KERNELS)
+def test_every_byte_is_read_right(gpu: Gpu, name: str) -> None:
+    """Each of the 256 bytes gives its high nibble to the even column and its low nibble to the odd one."""
+    packed = PackedLinear(np.arange(256, dtype=np.uint8)[:, None], np.ones(256, np.float32), 2)
+    y = Linear(gpu, packed, kernel=shipped_kernel(name))(np.eye(2, dtype=np.float32))
+    assert y[0].tolist() == [byte // 16 - 8 for byte in range(256)]
+    assert y[1].tolist() == [byte % 16 - 8 for byte in range(256)]
+
+
+@pytest.mark.parametrize("name", LINEAR_KERNELS)
+@pytest.mark.parametrize("limit", [4, 5, 16])
+def test_folded_grids_are_exact(gpu: Gpu, name: str, limit: int) -> None:
+    """A grid folded into two dimensions, with workgroups to spare, computes each element once."""
+    kernel = shipped_kernel(name)
+    limits = {**gpu.limits, "max-compute-workgroups-per-dimension": limit}
+    folded = 0
+    for rows, out_features, in_features in FOLDED_SHAPES:
+        packed, x, y = exact_case(rows, out_features, in_features)
+        groups = kernel.workgroups({"M": rows, "N": out_features, "K": in_features, "K_packed": 4})
+        if groups > limit * limit:
+            continue
+        plan, seen, guards = run_with_limits(gpu, kernel, packed, x, limits, row_stride(in_features))
+        folded += plan.grid[1] > 1
+        assert max(plan.grid) <= limit
+        assert guards
+        np.testing.assert_array_equal(seen, y)
+    assert folded
+
+
+@pytest.mark.parametrize("name", LINEAR_KERNELS)
+def test_exact_under_default_limits(default_gpu: Gpu, name: str) -> None:
+    """A device with WebGPU's default limits runs every kernel."""
+    assert {k: v for k, v in default_gpu.limits.items() if k in WEBGPU_LIMITS} == WEBGPU_LIMITS
+    faults = [found for shape in SMALL_SHAPES if (found := fault(default_gpu, shipped_kernel(name), *shape))]
+    assert not faults
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 9, 33])
+def test_the_chosen_kernel_is_exact(gpu: Gpu, rows: int) -> None:
+    """What runs when no kernel is named is right on both sides of the choice."""
+    assert fault(gpu, None, rows, 37, 21) is None
+
+
+def test_one_linear_serves_both_kernels(gpu: Gpu) -> None:
+    """Weights uploaded once serve few rows and many."""
+    packed, _, _ = exact_case(1, 33, 15)
+    linear = Linear(gpu, packed)
+    for rows in (1, 40, 2):
+        run = linear.run(np.ones((rows, 15), np.float32))
+        assert run.plan.kernel == choose_kernel(rows)
+        np.testing.assert_array_equal(run.y, np.ones((rows, 15)) @ packed.dequantize().T)
+
+
+@pytest.mark.parametrize("name", LINEAR_KERNELS)
+def test_more_rows_than_columns(gpu: Gpu, name: str) -> None:
+    """M may exceed K, and K / 2."""
+    assert fault(gpu, shipped_kernel(name), 257, 3, 5) is None
+
+
+@pytest.mark.parametrize("name", LINEAR_KERNELS)
+def test_sums_are_kept_in_float32(gpu: Gpu, name: str) -> None:
+    """256 times 4096 weights of 0.7 give about 734003.2, where a 16-bit sum is infinite."""
+    packed = packed_of(np.full((2, 4096), 7, np.int8), np.full(2, 0.1))
+    x = np.full((1, 4096), 256, np.float32)
+    y = Linear(gpu, packed, kernel=shipped_kernel(name))(x)
+    wanted = reference(packed, x)
+    assert (np.abs(y - wanted.y) <= wanted.bound).all()
+    np.testing.assert_allclose(y, 734003.2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", LINEAR_KERNELS)
+@pytest.mark.parametrize("seed", range(3))
+def test_float_inputs_stay_within_the_bound(gpu: Gpu, name: str, seed: int) -> None:
+    """Real scales and wide-ranging inputs stay within the judge's bound."""
+    draw = np.random.default_rng(seed)
+    packed = pack_weight(draw.standard_normal((71, 515), np.float32))
+    x = (draw.standard_normal((33, 515)) * np.exp2(draw.integers(-60, 60, (33, 515)))).astype(np.float32)
+    wanted = reference(packed, x)
+    assert (np.abs(Linear(gpu, packed, kernel=shipped_kernel(name))(x) - wanted.y) <= wanted.bound).all()
+
+
+@pytest.mark.parametrize("name", LINEAR_KERNELS)
+@pytest.mark.parametrize("power", [-148, -130, -127])
+def test_subnormals_stay_within_the_bound(gpu: Gpu, name: str, power: int) -> None:
+    """Subnormal x, and subnormal scales beside large x, may be flushed to zero, and the bound knows it."""
+    codes = random_codes(5, 33)
+    small = np.full((2, 33), 2.0**power, np.float32)
+    for packed, x in (
+        (packed_of(codes), small),
+        (packed_of(codes, np.full(5, 2.0**20)), small),
+        (packed_of(codes, np.full(5, 2.0**power)), np.full((2, 33), 2.0**100, np.float32)),
+    ):
+        wanted = reference(packed, x)
+        y = Linear(gpu, packed, kernel=shipped_kernel(name))(x)
+        assert (np.abs(y - wanted.y) <= wanted.bound).all()
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (65, 129, 8)], ids=str)
+def test_bias_is_one_float32_addition(gpu: Gpu, shape: tuple[int, int, int]) -> None:
+    """A bias changes y by exactly one float32 addition, and nothing behind y."""
+    rows, out_features, in_features = shape
+    draw = np.random.default_rng(0)
+    packed = pack_weight(draw.standard_normal((out_features, in_features), np.float32))
+    x, bias = draw.standard_normal((rows, in_features), np.float32), draw.standard_normal(out_features, np.float32)
+    plain, biased = Linear(gpu, packed), Linear(gpu, packed, bias=bias)
+    run = biased.run(x, guard_words=64)
+    assert biased.has_bias
+    assert not plain.has_bias
+    assert run.guards_intact
+    np.testing.assert_array_equal(run.y, plain(x) + bias)
+
+
+def test_bias_in_a_folded_grid(gpu: Gpu) -> None:
+    """Bias is added once to each element, however the grid is folded."""
+    kernel = shipped_kernel("bias_add")
+    limits = {**gpu.limits, "max-compute-workgroups-per-dimension": 3}
+    plan = plan_linear(5, 101, 1, kernel=kernel, stride=1, limits=limits)
+    assert plan.grid == (3, 3)
+    y, bias = np.arange(505, dtype=np.float32), np.arange(101, dtype=np.float32)
+    out = gpu.upload(y)
+    gpu.dispatch(kernel, {0: out, 1: gpu.upload(bias)}, plan.sizes, plan.grid)
+    np.testing.assert_array_equal(gpu.read(out).view(np.float32), y + np.tile(bias, 5))
+
+
+def test_leading_dimensions_are_kept(gpu: Gpu) -> None:
+    """An x of shape (2, 3, K) gives y of shape (2, 3, N), one of shape (K,) gives (N,)."""
+    packed, x, y = exact_case(6, 4, 5)
+    linear = Linear(gpu, packed)
+    np.testing.assert_array_equal(linear(x.reshape(2, 3, 5)), y.reshape(2, 3, 4))
+    np.testing.assert_array_equal(linear(x[0]), y[0])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, ">f4"])
+def test_any_float_input_is_rounded_to_float32(gpu: Gpu, dtype: str) -> None:
+    """Inputs of another float type or byte order, or not contiguous, are converted, never misread."""
+    packed, x, y = exact_case(6, 4, 5)
+    linear = Linear(gpu, packed)
+    np.testing.assert_array_equal(linear.run(x.astype(dtype)).y, y)
+    np.testing.assert_array_equal(linear(np.asfortranarray(x.astype(dtype))), y)
+    np.testing.assert_array_equal(Linear(gpu, packed, scales=packed.scales.astype(np.float64))(x), y)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("x", "error"),
+    [
+        (np.ones((2, 4), np.float32), UsageError),
+        (np.ones((0, 5), np.float32), UsageError),
+        (np.float32(1), UsageError),
+        (np.full((1, 5), np.nan, np.float32), NonFiniteError),
+        (np.full((1, 5), np.inf, np.float32), NonFiniteError),
+        (np.full((1, 5), 1e300), NonFiniteError),
+    ],
+    ids=["columns", "no rows", "scalar", "nan", "inf", "beyond float32"],
+)
+def test_wrong_inputs_are_refused(gpu: Gpu, x: np.ndarray, error: type[Exception]) -> None:
+    """An input that does not fit the weight, or is not finite, is an error and never an answer."""
+    linear = Linear(gpu, exact_case(1, 4, 5)[0])
+    with pytest.raises(error, match="input of 'weight'"):
+        linear(x)
+    with pytest.raises(error, match="input of 'weight'"):
+        linear.run(x)
+
+
+@pytest.mark.parametrize("what", ["bias", "scales"])
+def test_wrong_vectors_are_refused(gpu: Gpu, what: str) -> None:
+    """A bias or scales of another length than N are an error."""
+    packed = exact_case(1, 4, 5)[0]
+    with pytest.raises(UsageError, match=rf"{what} has shape \[5\], expected \[4\]"):
+        Linear(gpu, packed, **{what: np.ones(5, np.float32)})  # type: ignore[arg-type]
+
+
+def test_a_kernel_of_another_contract_is_refused(gpu: Gpu) -> None:
+    """A kernel without the linear's bindings is refused before anything is uploaded."""
+    with pytest.raises(KernelError, match="bias_add"):
+        Linear(gpu, exact_case(1, 4, 5)[0], kernel=shipped_kernel("bias_add"))
+
+
+def test_too_large_weights_are_refused_before_upload(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights beyond the binding limit are refused by the name of the limit, with nothing allocated on the device."""
+    monkeypatch.setattr(gpu, "limits", {**gpu.limits, "max-storage-buffer-binding-size": 1000})
+    monkeypatch.setattr(gpu, "empty", lambda *_, **__: pytest.fail("allocated"))
+    with pytest.raises(LimitError, match="max-storage-buffer-binding-size"):
+        Linear(gpu, packed_of(random_codes(251, 8)))
+
+
+def test_too_large_inputs_are_refused_before_upload(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An x or y beyond the binding limit is refused by the name of the limit, with nothing allocated on the device."""
+    linear = Linear(gpu, packed_of(random_codes(3, 8)))
+    monkeypatch.setattr(gpu, "limits", {**gpu.limits, "max-storage-buffer-binding-size": 1000})
+    monkeypatch.setattr(gpu, "empty", lambda *_, **__: pytest.fail("allocated"))
+    with pytest.raises(LimitError, match=r"x \(M 32 × K 8.* 1,024 bytes .*max-storage-buffer-binding-size is 1,000"):
+        linear.run(np.ones((32, 8), np.float32))
+
+
+def test_a_closed_linear_refuses_to_run(gpu: Gpu) -> None:
+    """After close a run is an error; handing freed buffers to the implementation would end the process."""
+    linear = Linear(gpu, packed_of(random_codes(3, 8)), bias=np.zeros(3, np.float32))
+    linear.close()
+    linear.close()
+    with pytest.raises(GpuError, match="packed weights has been freed"):
+        linear(np.ones((1, 8), np.float32))
+
+
+def test_times_are_reported(gpu: Gpu) -> None:
+    """Times are positive; the kernel's own is None where the device has no clock."""
+    linear = Linear(gpu, packed_of(random_codes(3, 8)))
+    timing = linear.run(np.ones((1, 8), np.float32)).timing
+    assert linear.upload_ms > 0
+    assert timing.upload_ms > 0
+    assert timing.readback_ms > 0
+    assert timing.kernel_ms is None or 0 < timing.kernel_ms < 10_000
