@@ -95,7 +95,7 @@ def choose_adapter(
     listed = "; ".join(f"{a.index}: {a.name} ({a.kind})" for a in adapters)
     fitting = list(adapters)
     if wanted is not None:
-        if wanted.isdecimal():
+        if wanted.isdecimal() and len(wanted) < 3:  # "4090" is no index, but a part of a name
             fitting = [a for a in adapters if a.index == int(wanted)]
         else:
             fitting = [a for a in adapters if wanted.casefold() in f"{a.name} {a.driver}".casefold()]
