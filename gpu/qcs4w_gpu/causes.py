@@ -12,7 +12,7 @@ from qcs4w_packer.readings import RIGHT
 
 # A reading is named when it leaves less than this part of what the right reading leaves unexplained.
 _EXPLAINS = 0.5
-_ROWS = 256  # of the weight; more rows would not tell more
+_ROWS = 256  # of the weight, and of x; more rows would not tell more
 _MOST = 3
 
 
@@ -46,8 +46,8 @@ def causes_of_output(
         The best first; empty when none explains it.
     """
     rows = slice(0, _ROWS)
-    data, wide_x = packed.packed[rows], x.astype(np.float64)
-    seen = np.nan_to_num(y[:, rows].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    data, wide_x = packed.packed[rows], x[rows].astype(np.float64)
+    seen = np.nan_to_num(y[rows, rows].astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 
     def residual(reading: Reading) -> float:
         codes = reading.codes(data, packed.in_features).astype(np.float64)

@@ -3,16 +3,22 @@
 The oracle reads the packed bytes with code of its own; it shares nothing with the packer's unpacking or with the
 kernels, so that one mistake cannot hide in both. No WebGPU in here: a y from anywhere can be judged.
 
-The bound. Let u = 2⁻²⁴, and let ŵ = code · scale exactly. A float32 kernel rounds each of K products, each of K − 1
-additions, and the scaling (before or after the sum), each by a factor (1 + d), |d| ≤ u, in any order of summation:
+The bound. Let u = 2⁻²⁴, and let ŵ = code · scale exactly. A float32 kernel rounds K products, K − 1 additions (or K
+fused steps) in any order, and the scaling, before or after the sum:
 
-    |y − y64| ≤ c · (K + 2) · u · Σ|x_k·ŵ_k|  +  2⁻¹²⁶ · (Σ|ŵ_k| + Σ|x_k| + (K + 2) · max(1, scale))
+    |y − y64| ≤ c · (K + 2) · u · Σ|x_k·ŵ_k|  +  2⁻¹²⁶ · (Σ|ŵ_k| + 8·Σ|x_k| + (K + 2) · max(1, |scale|))
 
-The first term bounds the product of the K + 1 factors and leaves one more u for second-order terms. c is 1 where the
-adapter rounds to nearest; 2 where it was seen rounding in one direction, which WGSL permits. The second term is for
-subnormals, which WGSL lets an adapter flush to zero: a flushed x_k costs at most 2⁻¹²⁶·|ŵ_k|, a flushed ŵ_k at most
-2⁻¹²⁶·|x_k|, and each of at most K + 2 flushed intermediate results at most 2⁻¹²⁶, times the scale where that is
-applied after the sum. Outside the domain 8 · K · max|x| · max(1, scale) < 2¹²⁷ an intermediate may overflow.
+First term, round to nearest, c = 1. An inner product of K terms is off by at most K·u·Σ|x_k·w_k| in any order and for
+any K (Jeannerod and Rump, Improved error bounds for inner products in floating-point arithmetic, 2013). Rounding the
+scaled sum adds u·(1 + K·u) of the same sum, and so does rounding every ŵ_k before the product: K + 1 + K·u in all,
+below K + 2 for K < 2²⁴. Where an adapter was seen rounding otherwise, which WGSL permits, every step is off by at most
+2u, and c = 2: (1 + 2u)^(K + 1) − 1 is below 2·(K + 2)·u up to K = 2,895; beyond, that is the bound to first order, and
+the part that it leaves out, at most 2·K·u of it, would need all steps to be off by nearly 2u in the same direction.
+
+Second term, for subnormals, which WGSL lets an adapter flush to zero. A flushed x_k costs at most 2⁻¹²⁶·|ŵ_k|; a
+flushed scale or ŵ_k at most 2⁻¹²⁶·8·|x_k|, as |code| ≤ 8; each of at most K + 2 flushed results at most 2⁻¹²⁶, times
+the scale where that is applied after the sum. Outside the domain 8 · K · max|x| · max(1, |scale|) < 2¹²⁷ a result may
+overflow.
 """
 
 import math
@@ -24,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from qcs4w_packer import PackedLinear
+from qcs4w_packer.errors import UsageError
 
 from .errors import DomainError
 
@@ -130,7 +137,7 @@ def reference(packed: PackedLinear, x: NDArray[np.float32], *, rounding_factor: 
     for codes, scales in _blocks(packed):
         weight = codes * scales[:, None]
         absolute = weight.abs()
-        flushed = TINY * (row_sums + (absolute.sum(dim=1) + count * scales.abs().clamp(min=1.0))[None, :])
+        flushed = TINY * (8 * row_sums + (absolute.sum(dim=1) + count * scales.abs().clamp(min=1.0))[None, :])
         values.append(rows @ weight.T)
         bounds.append(rounding_factor * count * UNIT * (sizes @ absolute.T) + flushed)
     return Reference(torch.cat(values, dim=1).numpy(), torch.cat(bounds, dim=1).numpy())
@@ -192,7 +199,12 @@ def compare(
         bound: the largest error allowed, (M, N) or one number; 0 demands equality.
         unwritten: bool, shape (M, N), elements known not to have been written.
         guards_intact: nothing was written behind y.
+
+    Raises:
+        UsageError: y has another shape than what it should be.
     """
+    if y.shape != expected.shape:
+        raise UsageError(f"y has shape {list(y.shape)}, expected {list(expected.shape)}")
     bounds = np.broadcast_to(np.asarray(bound, np.float64), y.shape)
     with np.errstate(invalid="ignore"):
         error = np.abs(y.astype(np.float64) - expected)
