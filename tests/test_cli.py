@@ -191,6 +191,22 @@ def test_colour_on_a_terminal_only(packed_file: Path) -> None:
     assert "\x1b[" not in process(*arguments).out
 
 
+@pytest.mark.gpu
+def test_every_table_draws_on_a_terminal(packed_file: Path, checkpoint: Path, gpu: object) -> None:
+    """Tables, verdicts and progress bars are drawn on a terminal as they are written into a pipe."""
+    for arguments, words in (
+        (["pack", checkpoint, "-n", "-v"], "would pack 2 tensors"),
+        (["pack", checkpoint, "-o", packed_file, "--force"], "packed 2 tensors"),
+        (["inspect", packed_file, "-v"], "embed_tokens.weight"),
+        (["inspect", checkpoint], "layers.0.fc.bias"),
+        (["verify", packed_file], "2 passed"),
+        (["devices"], "taken: "),
+    ):
+        drawn = on_a_terminal(*arguments)
+        assert words in drawn, drawn
+        assert "Error" not in drawn
+
+
 def test_a_name_cannot_steer_the_terminal(tmp_path: Path, qcs4w: CommandLine) -> None:
     """Control characters in a tensor's name are spelled out, in tables as in errors."""
     path = tmp_path / "evil.safetensors"

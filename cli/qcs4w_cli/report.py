@@ -37,7 +37,7 @@ class Table:
     Attributes:
         columns: titles.
         rows: as many cells each.
-        styles: rich's style of each column on a terminal, "" for none.
+        styles: rich's style of the first columns on a terminal, "" for none.
     """
 
     columns: tuple[str, ...]
@@ -67,7 +67,7 @@ def print_rich(table: Table, stream: Any, *, colour: bool) -> None:
 
     drawn = RichTable(header_style="bold", box=None, pad_edge=False)
     for index, title in enumerate(table.columns):
-        style = table.styles[index] if table.styles else ""
+        style = table.styles[index] if index < len(table.styles) else ""
         is_right = title.startswith(">")
         drawn.add_column(title.lstrip(">"), justify="right" if is_right else "left", style=style, overflow="fold")
     for row in table.rows:
