@@ -75,13 +75,14 @@ class SourceTensor:
             yield start, self.fetch(start, min(start + step, rows))
 
     def float_rows(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield (first row, float32 rows of shape (n, K)) for a float tensor of rank 2.
+        """Yield (first row, float32 rows of shape (n, K)) for a float tensor of any rank.
 
         Raises:
             NonFiniteError: a finite float64 value is beyond float32.
         """
         for start, data in self.chunks():
-            yield start, widen(data, self.dtype, name=self.name, first_row=start, columns=self.shape[-1])
+            columns = self.shape[-1] if self.shape else 1
+            yield start, widen(data, self.dtype, name=self.name, first_row=start, columns=columns)
 
     def read(self) -> NDArray[np.float32]:
         """Return a float tensor whole, as float32 in its own shape."""
