@@ -10,7 +10,7 @@ from qcs4w_packer.measure import quantization_error, row_square_sums
 from qcs4w_packer.quantize import dequantize
 from qcs4w_packer.readings import RIGHT
 
-# A reading is named when it leaves less than this part of what the right reading leaves unexplained.
+# A reading is named when it leaves less than this part unexplained: of the whole, and of what the right reading leaves.
 _EXPLAINS = 0.5
 _ROWS = 256  # of the weight, and of x; more rows would not tell more
 _MOST = 3
@@ -81,18 +81,18 @@ def causes_of_weights(packed: PackedLinear, weight: NDArray[np.float32]) -> list
 
 def _best(found: list[tuple[float, Reading]], baseline: float, evidence: str) -> list[Cause]:
     """Rank readings, the smallest residual first; fewer faults win where residuals are equal."""
-    telling = [(left, reading) for left, reading in found if left < _EXPLAINS * baseline]
+    telling = [(left, reading) for left, reading in found if left < _EXPLAINS * min(baseline, 1.0)]
     telling.sort(key=lambda item: (round(item[0], 6), len(item[1].faults)))
-    if not telling:
-        return []
-    limit = max(2 * telling[0][0], 1e-6)
-    return [
-        Cause(reading.name, left, evidence.format(residual=left, baseline=baseline))
-        for left, reading in telling[:_MOST]
-        if left <= limit
-    ]
+    best: list[tuple[float, Reading]] = []
+    for left, reading in telling:
+        if left > max(2 * telling[0][0], 1e-6) or len(best) == _MOST:
+            break
+        if not any(set(better.faults) < set(reading.faults) for _, better in best):  # more faults that explain no more
+            best.append((left, reading))
+    return [Cause(reading.name, left, evidence.format(residual=left, baseline=baseline)) for left, reading in best]
 
 
 def _relative(seen: NDArray[np.float64], explained: NDArray[np.float64]) -> float:
-    size = float(np.linalg.norm(seen))
-    return float(np.linalg.norm(seen - explained)) / size if size else float(np.linalg.norm(explained))
+    """Return ‖seen − explained‖ / ‖seen‖; nothing but zeros explains a y of zeros."""
+    size, left = float(np.linalg.norm(seen)), float(np.linalg.norm(seen - explained))
+    return left / size if size else (np.inf if left else 0.0)
