@@ -35,7 +35,8 @@ def replacing(
             raise OutputError(
                 f"{path}: needs {nbytes:,} bytes, the disk has {free:,} free: {nbytes - free:,} are missing"
             )
-        part = path.parent / f".{path.name[:200]}.{secrets.token_hex(4)}.part"
+        # 40 characters of up to 4 bytes: a name may have 255 bytes.
+        part = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.part"
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
     except OSError as error:
         raise _cannot_write(path, error) from None
