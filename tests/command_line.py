@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from qcs4w_cli.main import run
@@ -27,6 +26,8 @@ class Result:
     @property
     def document(self) -> dict[str, Any]:
         """The JSON document on stdout, checked against the schema and against the exit code."""
+        import jsonschema
+
         document: dict[str, Any] = json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
         jsonschema.validate(document, SCHEMA)
         assert document["exit_code"] == self.code
