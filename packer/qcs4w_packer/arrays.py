@@ -106,12 +106,12 @@ def save_arrays(
     elif suffix == ".safetensors":
         from safetensors.numpy import save
 
-        data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
+        data = save({name: np.asarray(array, order="C") for name, array in arrays.items()})
     else:
         import torch
 
         stream = io.BytesIO()
-        tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        tensors = {name: torch.from_numpy(np.asarray(array, order="C")) for name, array in arrays.items()}
         torch.save(next(iter(tensors.values())) if nameless and len(tensors) == 1 else tensors, stream)
         data = stream.getvalue()
     write_file(path, data, force=force, sources=sources)
