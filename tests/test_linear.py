@@ -168,6 +168,13 @@ def test_more_rows_than_columns(gpu: Gpu, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LINEAR_KERNELS)
+@pytest.mark.parametrize("in_features", [53_248, 65_537, 100_003])
+def test_long_rows_are_summed_to_their_end(gpu: Gpu, name: str, in_features: int) -> None:
+    """Rows longer than the 65,535 turns after which Mesa's llvmpipe leaves a loop are exact."""
+    assert fault(gpu, shipped_kernel(name), 2, 3, in_features) is None
+
+
+@pytest.mark.parametrize("name", LINEAR_KERNELS)
 def test_sums_are_kept_in_float32(gpu: Gpu, name: str) -> None:
     """256 times 4096 weights of 0.7 give about 734003.2, where a 16-bit sum is infinite."""
     packed = packed_of(np.full((2, 4096), 7, np.int8), np.full(2, 0.1))

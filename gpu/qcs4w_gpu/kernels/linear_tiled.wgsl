@@ -31,13 +31,21 @@ fn nibble_code(word: u32, shift: u32) -> f32 {
   return f32(i32((word >> shift) & 0xFu) - 8);
 }
 
+fn x_at(m: u32, k: u32) -> f32 {
+  if (m >= params.M || k >= params.K) { return 0.0; }
+  return x[m * params.K + k];
+}
+
+// Loops take four columns a turn: Mesa's llvmpipe leaves a kernel's loops, unfinished, after 65,535 turns in all.
 fn load_x(m0: u32, k0: u32, local: u32) {
-  for (var i = local; i < TILE_M * TILE_K; i += THREADS) {
+  for (var i = local * 4u; i < TILE_M * TILE_K; i += THREADS * 4u) {
     let m = m0 + i / TILE_K;
     let k = k0 + i % TILE_K;
-    var value = 0.0;
-    if (m < params.M && k < params.K) { value = x[m * params.K + k]; }
-    x_tile[(i / TILE_K) * STRIDE + i % TILE_K] = value;
+    let at = (i / TILE_K) * STRIDE + i % TILE_K;
+    x_tile[at] = x_at(m, k);
+    x_tile[at + 1u] = x_at(m, k + 1u);
+    x_tile[at + 2u] = x_at(m, k + 2u);
+    x_tile[at + 3u] = x_at(m, k + 3u);
   }
 }
 
@@ -56,6 +64,20 @@ fn load_weights(n0: u32, k0: u32, local: u32) {
   }
 }
 
+// Adds the products of column k of the tiles. One vector per row of y; its components are the columns
+// thread_n + 0, 1, 2, 3 * THREADS_N.
+fn multiply(sums: ptr<function, array<vec4<f32>, 4>>, thread_m: u32, thread_n: u32, k: u32) {
+  let codes = vec4<f32>(
+    w_tile[thread_n * STRIDE + k],
+    w_tile[(thread_n + THREADS_N) * STRIDE + k],
+    w_tile[(thread_n + 2u * THREADS_N) * STRIDE + k],
+    w_tile[(thread_n + 3u * THREADS_N) * STRIDE + k],
+  );
+  for (var i = 0u; i < PER_THREAD; i += 1u) {
+    (*sums)[i] += x_tile[(thread_m * PER_THREAD + i) * STRIDE + k] * codes;
+  }
+}
+
 @compute @workgroup_size(THREADS)
 fn main(
   @builtin(workgroup_id) workgroup: vec3<u32>,
@@ -71,22 +93,16 @@ fn main(
   let thread_m = local / THREADS_N;
   let thread_n = local % THREADS_N;
 
-  // One vector per row of y; its components are the columns thread_n + 0, 1, 2, 3 * THREADS_N.
   var sums = array<vec4<f32>, 4>();
   for (var k0 = 0u; k0 < params.K; k0 += TILE_K) {
     load_x(m0, k0, local);
     load_weights(n0, k0, local);
     workgroupBarrier();
-    for (var k = 0u; k < TILE_K; k += 1u) {
-      let codes = vec4<f32>(
-        w_tile[thread_n * STRIDE + k],
-        w_tile[(thread_n + THREADS_N) * STRIDE + k],
-        w_tile[(thread_n + 2u * THREADS_N) * STRIDE + k],
-        w_tile[(thread_n + 3u * THREADS_N) * STRIDE + k],
-      );
-      for (var i = 0u; i < PER_THREAD; i += 1u) {
-        sums[i] += x_tile[(thread_m * PER_THREAD + i) * STRIDE + k] * codes;
-      }
+    for (var k = 0u; k < TILE_K; k += 4u) {
+      multiply(&sums, thread_m, thread_n, k);
+      multiply(&sums, thread_m, thread_n, k + 1u);
+      multiply(&sums, thread_m, thread_n, k + 2u);
+      multiply(&sums, thread_m, thread_n, k + 3u);
     }
     workgroupBarrier();
   }
