@@ -98,7 +98,7 @@ def test_a_code_out_of_range_is_named(value: int) -> None:
 def test_a_code_that_would_wrap_into_range_is_refused() -> None:
     """Codes are judged before they are narrowed to int8: 256 is not 0."""
     with pytest.raises(CodeRangeError, match="code 256"):
-        pack_codes(np.array([[256, 0]], np.int64))  # type: ignore[arg-type]
+        pack_codes(np.array([[256, 0]], np.int64))
 
 
 @pytest.mark.parametrize("turn", [np.asfortranarray, lambda a: a[:, ::-1][:, ::-1], lambda a: a[::-1][::-1]])

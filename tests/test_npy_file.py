@@ -146,7 +146,7 @@ def test_objects_are_never_unpickled(name: str, tmp_path: Path) -> None:
     """An object array is refused, and what it would have run has not run."""
     array = np.array([Trap(tmp_path / "ran")], object)
     save = np.save if name == "a.npy" else np.savez
-    save(tmp_path / name, array)  # type: ignore[operator]
+    save(tmp_path / name, array)
     with pytest.raises(SourceError, match=r"holds Python objects .* nothing was run"):
         open_source(tmp_path / name)
     assert not (tmp_path / "ran").exists()
@@ -289,12 +289,12 @@ def test_an_encrypted_member_is_refused(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_damaged_files_are_refused_or_read(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
     """400 damaged files of each kind: one Qcs4wError, or arrays of the size that they state."""
-    arrays = {"weight": rng.standard_normal((6, 9)).astype(np.float32), "b": np.zeros((40, 3))}
+    arrays: dict[str, Any] = {"weight": rng.standard_normal((6, 9)).astype(np.float32), "b": np.zeros((40, 3))}
     path = tmp_path / name
     if name == "a.npy":
         np.save(path, arrays["weight"])
     else:
-        (np.savez if name == "a.npz" else np.savez_compressed)(path, **arrays)  # type: ignore[arg-type]
+        (np.savez if name == "a.npz" else np.savez_compressed)(path, **arrays)
     sound = path.read_bytes()
     with time_limit(60):
         for _ in range(400):

@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -416,7 +417,8 @@ def big_source(path: Path) -> Path:
     if path.suffix == ".pt":
         torch.save(tensors, path)
     elif path.suffix == ".npz":
-        np.savez(path, **{name: tensor.numpy() for name, tensor in tensors.items()})
+        arrays: dict[str, Any] = {name: tensor.numpy() for name, tensor in tensors.items()}
+        np.savez(path, **arrays)
     else:
         save_floats(path, {name: tensor.numpy() for name, tensor in tensors.items()})
     return path

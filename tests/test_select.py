@@ -22,7 +22,7 @@ def source_of(tensors: Tensors, storage: dict[str, object] | None = None) -> Sou
     made = {}
     for name, said in tensors.items():
         dtype, shape = (said[0], said[1]) if said and isinstance(said[0], str) else ("F32", said)
-        made[name] = SourceTensor(name, dtype, shape, untouchable, (storage or {}).get(name))  # type: ignore[arg-type]
+        made[name] = SourceTensor(name, dtype, shape, untouchable, (storage or {}).get(name))
     return Source(Path("model.safetensors"), made)
 
 
@@ -139,7 +139,7 @@ def test_fp8_is_refused_and_not_passed_over(dtype: str) -> None:
     tensors: Tensors = {"a.weight": (4, 6), "q.weight": (dtype, (4, 6))}
     for request in ({}, {"include": ("*",)}, {"include": ("*.weight",)}):
         with pytest.raises(SelectionError, match=rf"tensor 'q\.weight' is {dtype}, which cannot be packed") as caught:
-            packed(tensors, **request)  # type: ignore[arg-type]
+            packed(tensors, **request)
         assert "--exclude" in (caught.value.hint or "")
     for named in ("tensors", "include"):
         with pytest.raises(SelectionError, match=dtype):
