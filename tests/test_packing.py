@@ -276,6 +276,16 @@ def test_a_value_that_is_not_finite_is_named(dtype: str, value: str, row: int, c
     assert os.listdir(tmp_path) == ["a.safetensors"]
 
 
+def test_a_float64_beyond_float32_is_named_in_a_later_chunk(tmp_path: Path) -> None:
+    """Rows are counted from the tensor's first, not from the chunk's."""
+    start = sparse_safetensors(tmp_path / "a.safetensors", (20_002, 511), "F64")
+    poke(tmp_path / "a.safetensors", start + (20_001 * 511 + 3) * 8, np.array([1e39], "<f8").tobytes())
+    with pytest.raises(
+        NonFiniteError, match=r"tensor 'a\.weight' holds 1e\+39 at row 20001, column 3, which is beyond"
+    ):
+        pack_file(tmp_path / "a.safetensors", tmp_path / "out.safetensors")
+
+
 @pytest.mark.parametrize("dtype", [*NON_FINITE, "beyond float32"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_rows_are_counted_as_the_file_does(dtype: str, transposed: bool, tmp_path: Path) -> None:
