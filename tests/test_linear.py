@@ -31,6 +31,7 @@ from qcs4w_gpu import (
     shipped_kernel,
 )
 from qcs4w_gpu.judge import reference
+from qcs4w_gpu.linear import _pad_rows
 from qcs4w_gpu.plan import row_stride
 from qcs4w_packer import PackedLinear
 from qcs4w_packer.errors import NonFiniteError, UsageError
@@ -145,7 +146,7 @@ def test_exact_under_default_limits(default_gpu: Gpu, name: str) -> None:
     assert not faults
 
 
-@pytest.mark.parametrize("rows", [1, 7, 8, 9, 33])
+@pytest.mark.parametrize("rows", [1, 7, 8, 15, 16, 17, 33])
 def test_the_chosen_kernel_is_exact(gpu: Gpu, rows: int) -> None:
     """What runs when no kernel is named is right on both sides of the choice."""
     assert fault(gpu, None, rows, 37, 21) is None
@@ -307,6 +308,24 @@ def test_too_large_inputs_are_refused_before_upload(gpu: Gpu, monkeypatch: pytes
     monkeypatch.setattr(gpu, "empty", lambda *_, **__: pytest.fail("allocated"))
     with pytest.raises(LimitError, match=r"x \(M 32 × K 8.* 1,024 bytes .*max-storage-buffer-binding-size is 1,000"):
         linear.run(np.ones((32, 8), np.float32))
+
+
+def test_real_sizes_meet_the_default_limit(default_gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head of 128,256 × 4,096 and 8,193 rows of 4,096 are beyond WebGPU's 128 MiB binding, and refused at once."""
+    linear = Linear(default_gpu, packed_of(random_codes(1, 4096)))
+    monkeypatch.setattr(default_gpu, "empty", lambda *_, **__: pytest.fail("allocated"))
+    head = PackedLinear(np.zeros((128_256, 2048), np.uint8), np.ones(128_256, np.float32), 4096)
+    with pytest.raises(LimitError, match=r"needs 262,668,288 bytes .*max-storage-buffer-binding-size is 134,217,728"):
+        Linear(default_gpu, head)
+    with pytest.raises(LimitError, match=r"needs 134,234,112 bytes .*max-storage-buffer-binding-size is 134,217,728"):
+        linear(np.zeros((8193, 4096), np.float32))
+
+
+def test_rows_are_padded_with_codes_of_zero() -> None:
+    """Bytes between a row's end and the next row are 0x88; rows that need none are not copied."""
+    packed = np.array([[1, 2, 3], [4, 5, 6]], np.uint8)
+    assert _pad_rows(packed, 4).tolist() == [[1, 2, 3, 0x88], [4, 5, 6, 0x88]]
+    assert _pad_rows(packed, 3) is packed
 
 
 def test_a_closed_linear_refuses_to_run(gpu: Gpu) -> None:
