@@ -21,7 +21,7 @@ from qcs4w_packer import (
     pack_weight,
 )
 from qcs4w_packer.arrays import OUTPUT_SUFFIXES, check_output_format, npy_bytes, pair_inputs, read_array, save_arrays
-from qcs4w_packer.container import ContainerWriter
+from qcs4w_packer.container_writer import ContainerWriter
 
 
 def load(path: Path) -> dict[str, np.ndarray]:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from making import mutated, raw_safetensors, save_floats, time_limit, write_safetensors
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from qcs4w_packer import (
     Container,
@@ -29,7 +29,9 @@ from qcs4w_packer import (
     pack_weight,
     save_container,
 )
-from qcs4w_packer.container import ContainerWriter, PackedEntry, bias_name, is_container_like
+from qcs4w_packer.container import is_container_like
+from qcs4w_packer.container_writer import ContainerWriter
+from qcs4w_packer.metadata import PackedEntry, bias_name
 from qcs4w_packer.safetensors_file import DTYPE_BITS, Planned, SafetensorsFile
 
 WEIGHT = np.array([[1, -1, 0.5, -0.5, 0.25], [0.3, -0.3, 0.1, 0, 0.2], [2, 0, 0, -1, 1]], np.float32)
@@ -400,9 +402,27 @@ def test_a_bias_is_found(path: Path) -> None:
 def test_a_bias_that_does_not_fit(bias: np.ndarray, error: type[Qcs4wError], words: str, tmp_path: Path) -> None:
     """N finite floats, or an error that names it."""
     path = tmp_path / "a.safetensors"
-    save_container(path, {"fc.weight": pack_weight(WEIGHT)}, biases={"fc.weight": bias.astype(np.float32)})
+    save_container(path, {"fc.weight": pack_weight(WEIGHT)})
+    with Container(path) as container:
+        text = json.dumps(container.document)
+    save_file({**load_file(path), "fc.bias": bias.astype(np.float32)}, path, metadata={"qcs4w": text})
     with Container(path) as container, pytest.raises(error, match=words):
         container.bias(container.entry("fc"))
+
+
+@pytest.mark.parametrize(
+    ("name", "bias", "words"),
+    [
+        ("fc.weight", np.zeros(2, np.float32), r"shape \[2\], expected \[3\]"),
+        ("fc", np.zeros(3, np.float32), "one of fc.weight"),
+    ],
+    ids=["shape", "name"],
+)
+def test_a_bias_that_does_not_fit_is_not_saved(name: str, bias: np.ndarray, words: str, tmp_path: Path) -> None:
+    """A bias belongs to a weight that is saved with it, and has its N."""
+    with pytest.raises(ContainerError, match=words):
+        save_container(tmp_path / "a.safetensors", {"fc.weight": pack_weight(WEIGHT)}, biases={name: bias})
+    assert not list(tmp_path.iterdir())
 
 
 def test_other_metadata_is_kept_apart(path: Path) -> None:

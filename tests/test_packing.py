@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -341,9 +342,12 @@ def test_a_dry_run_says_what_a_run_does(weight: np.ndarray, tmp_path: Path) -> N
     assert planned.is_dry_run
     assert planned.output_nbytes == done.output_nbytes == (tmp_path / "out.safetensors").stat().st_size
     assert planned.carried == done.carried
-    assert [(t.entry, t.reason, t.source_nbytes) for t in planned.packed] == [
-        (t.entry, t.reason, t.source_nbytes) for t in done.packed
+    unknown = {digest: "" for digest in ("packed_sha256", "scale_sha256")}
+    assert [(replace(t.entry, **unknown), t.reason, t.source_nbytes) for t in planned.packed] == [
+        (replace(t.entry, **unknown), t.reason, t.source_nbytes) for t in done.packed
     ]
+    with Container(tmp_path / "out.safetensors") as container:
+        assert [t.entry for t in done.packed] == list(container.entries.values())
     assert [t.error for t in planned.packed] == [None, None]
     with pytest.raises(ValueError, match="dry run only"):
         pack_file(path, None, request=request)

@@ -176,11 +176,40 @@ def test_a_conv1d_is_refused_until_its_direction_is_known(
     hint = caught.value.hint or ""
     pattern = hint.split("'")[1]
     assert f"--transpose '{pattern}'" in hint
-    assert f"--no-transpose '{pattern}'" in hint
+    assert "--no-transpose" in hint
     (turned,) = choose(source_of({full: (6, 18)}), Request(**request, transpose=(pattern,)))
     assert (turned.transposed, turned.out_features, turned.in_features) == (True, 18, 6)
     (kept,) = choose(source_of({full: (6, 18)}), Request(**request, no_transpose=(pattern,)))
     assert (kept.transposed, kept.out_features, kept.in_features) == (False, 6, 18)
+
+
+def test_all_conv1d_layers_are_named_at_once() -> None:
+    """The hint turns every layer of the file round, not one after the other."""
+    with pytest.raises(SelectionError, match=r"\(and 2 more\)") as caught:
+        packed(GPT2)
+    hint = caught.value.hint or ""
+    patterns = tuple(hint.split("'")[1:6:2])
+    assert patterns == ("*c_attn.weight", "*c_fc.weight", "*c_proj.weight")
+    assert [choice.transposed for choice in choose(source_of(GPT2), Request(transpose=patterns))][0::2] == [True, True]
+
+
+@pytest.mark.parametrize("option", ["transpose", "no_transpose"])
+def test_a_direction_of_what_is_not_packed_is_an_error(option: str) -> None:
+    """A pattern that reaches no packed tensor would be ignored in silence."""
+    tensors: Tensors = {"fc.weight": (4, 6), "fc.bias": (4,), "embed.weight": (9, 6)}
+    for pattern in ("fc.bias",) if option == "transpose" else ("fc.bias", "embed.*"):
+        with pytest.raises(SelectionError, match="matches no tensor that is packed"):
+            packed(tensors, **{option: (pattern,)})
+
+
+def test_routers_by_their_own_names() -> None:
+    """A module called router, or the gate of a shared expert, is left alone; a gate_proj is a linear."""
+    tensors: Tensors = {
+        "mlp.router.weight": (4, 6),
+        "mlp.shared_expert_gate.weight": (1, 6),
+        "mlp.gate_proj.weight": (4, 6),
+    }
+    assert packed(tensors) == ["mlp.gate_proj.weight"]
 
 
 @pytest.mark.parametrize(

@@ -182,6 +182,8 @@ def pack_document(report: "PackReport") -> dict[str, Any]:
                 "source_dtype": tensor.entry.source_dtype,
                 "source_nbytes": tensor.source_nbytes,
                 "packed_nbytes": tensor.entry.packed_nbytes,
+                "packed_sha256": None if report.is_dry_run else tensor.entry.packed_sha256,
+                "scale_sha256": None if report.is_dry_run else tensor.entry.scale_sha256,
                 "transposed": tensor.entry.transposed,
                 "aliases": list(tensor.entry.aliases),
                 "reason": tensor.reason,

@@ -7,11 +7,12 @@ import struct
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from qcs4w_packer.closing import Closing
 
 from . import webgpu
 from .device import choose_adapter, list_adapters
@@ -44,7 +45,7 @@ class Buffer:
             self.handle = None
 
 
-class Gpu:
+class Gpu(Closing):
     """A WebGPU device. Use it as a context manager.
 
     Attributes:
@@ -88,14 +89,6 @@ class Gpu:
                 self._device.create_buffer(size=16, usage=self._flags.QUERY_RESOLVE | self._flags.COPY_SRC),
                 webgpu.timestamp_period_ns(self._device.queue),
             )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Give the device back, with all buffers on it; a second time does nothing."""

@@ -4,7 +4,8 @@ Knows neither WebGPU nor the command line. Public names are listed here once.
 """
 
 from ._version import __version__
-from .container import Container, PackedEntry, load_packed, save_container
+from .container import Container, load_packed
+from .container_writer import save_container
 from .errors import (
     CodeRangeError,
     ContainerError,
@@ -19,6 +20,7 @@ from .errors import (
     UsageError,
 )
 from .measure import QuantizationError
+from .metadata import PackedEntry
 from .nibbles import LAYOUTS, Layout, pack_codes, unpack_codes
 from .packed import PackedLinear
 from .packing import PackReport, pack_file

@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .container import Container, PackedEntry
+from .container import Container
 from .errors import SourceError, UnknownTensorError, UsageError
 from .files import check_target, write_file
+from .metadata import PackedEntry
 from .weights import FLOAT_DTYPES, Source
 
 #: Suffixes that `save_arrays` knows.

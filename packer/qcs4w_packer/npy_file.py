@@ -72,7 +72,7 @@ def open_npy(path: Path) -> Source:
     except BaseException:
         os.close(fd)
         raise
-    return Source(path, {NAMELESS: tensor}, nameless=True, close=lambda: os.close(fd))
+    return Source(path, {NAMELESS: tensor}, nameless=True, closer=lambda: os.close(fd))
 
 
 def open_npz(path: Path) -> Source:
@@ -124,7 +124,7 @@ def open_npz(path: Path) -> Source:
     except BaseException:
         archive.close()
         raise
-    return Source(path, tensors, left_out=tuple(left_out), close=archive.close)
+    return Source(path, tensors, left_out=tuple(left_out), closer=archive.close)
 
 
 class _zip_faults:  # noqa: N801 - reads as a statement

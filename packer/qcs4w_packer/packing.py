@@ -2,16 +2,17 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .container import ContainerWriter, PackedEntry
+from .container_writer import ContainerWriter
 from .errors import SelectionError, UnknownTensorError
 from .files import check_target, replacing
 from .measure import QuantizationError, quantization_error
+from .metadata import PackedEntry
 from .rowpack import pack_rows, refuse_non_finite
 from .safetensors_file import Planned
 from .select import Choice, Request, choose, did_you_mean
@@ -144,7 +145,8 @@ def pack_file(
                         writer.write_carried(tensor.name, offset, data)
                         offset += len(data)
                         advance(len(data), tensor.name)
-                writer.finish()
+                written = writer.finish()
+            results = [replace(result, entry=written[result.entry.name]) for result in results]
         return PackReport(
             source=path,
             output=None if output is None else Path(output),

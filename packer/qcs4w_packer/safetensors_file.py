@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeGuard
+from typing import Any, TypeGuard
 
+from .closing import Closing
 from .errors import SourceError
 
 # The limit of the safetensors package; a longer header is not a header.
@@ -50,7 +50,7 @@ class Slot:
     nbytes: int
 
 
-class SafetensorsFile:
+class SafetensorsFile(Closing):
     """A safetensors file opened for positioned reads. Use it as a context manager.
 
     Attributes:
@@ -71,14 +71,6 @@ class SafetensorsFile:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the file; reading afterwards is an error."""

@@ -18,6 +18,8 @@ class Rule:
     reason: str
 
 
+_ROUTER = "router of experts"  # `*.gate.weight` is one too, where its block has experts: see _skip_reason
+
 #: Tensors that look like linear weights and are not taken unless asked for.
 SKIP_RULES = (
     Rule("*embed*", "embedding"),
@@ -31,8 +33,9 @@ SKIP_RULES = (
     Rule("*lm_head*", "output head: by request"),
     Rule("head.weight", "output head: by request"),
     Rule("*.head.weight", "output head: by request"),
+    Rule("*.router.weight", _ROUTER),
+    Rule("*.shared_expert_gate.weight", _ROUTER),
 )
-ROUTER_REASON = "router of experts"
 
 #: Names of linear weights. A bare `weight` is what a nameless file gives.
 LINEAR_NAMES = ("weight", "*.weight", "in_proj_weight", "*.in_proj_weight")
@@ -115,8 +118,6 @@ def choose(source: Source, request: Request | None = None) -> list[Choice]:
             choices.append(Choice(tensor, "carry", reason))
             continue
         transposed = matches(tensor.name, request.transpose)
-        if not transposed and not matches(tensor.name, request.no_transpose):
-            _check_direction(tensor, source)
         if len(tensor.shape) == 3:
             choices += [
                 Choice(part, "pack", f"split from {tensor.name}", transposed, stack=tensor.name)
@@ -126,6 +127,7 @@ def choose(source: Source, request: Request | None = None) -> list[Choice]:
             choices.append(Choice(tensor, "pack", reason, transposed))
     if not any(choice.action == "pack" for choice in choices):
         raise _nothing_to_pack(source, choices)
+    _check_directions(choices, source, request)
     return _mark_tied(choices)
 
 
@@ -216,25 +218,34 @@ def _skip_reason(name: str, source: Source) -> str | None:
             return rule.reason
     block, gate, _ = name.rpartition(".gate.weight")
     if gate and any(other.startswith((f"{block}.experts.", f"{block}.shared_expert")) for other in source.tensors):
-        return ROUTER_REASON
+        return _ROUTER
     return None
 
 
-def _check_direction(tensor: SourceTensor, source: Source) -> None:
-    if not matches(tensor.name, CONV1D_NAMES):
+def _check_directions(choices: Sequence[Choice], source: Source, request: Request) -> None:
+    """Refuse Conv1D weights whose direction nobody has given, and directions given to what is not packed."""
+    packed = {choice.stack or choice.tensor.name: choice for choice in choices if choice.action == "pack"}
+    for option, patterns in (("transpose", request.transpose), ("no-transpose", request.no_transpose)):
+        for pattern in patterns:
+            if not any(matches(name, [pattern]) for name in packed):
+                raise SelectionError(f"{source.path}: --{option} '{pattern}' matches no tensor that is packed")
+    told = (*request.transpose, *request.no_transpose)
+    untold = [name for name in packed if matches(name, CONV1D_NAMES) and not matches(name, told)]
+    if not untold:
         return
-    module = tensor.name.removesuffix(".weight").rpartition(".")[2]
-    bias = source.tensors.get(tensor.name.removesuffix("weight") + "bias")
-    square = tensor.shape[0] == tensor.shape[1]
+    name = untold[0]
+    tensor = packed[name].tensor
+    bias = source.tensors.get(name.removesuffix("weight") + "bias")
     seen = ""
-    if bias is not None and not square and len(bias.shape) == 1:
-        way = "[in, out]" if bias.shape[0] == tensor.shape[1] else "[out, in]"
-        seen = f"; its bias of {bias.shape[0]} says {way}"
+    if bias is not None and len(bias.shape) == 1 and tensor.shape[0] != tensor.shape[1]:
+        seen = f"; its bias of {bias.shape[0]} says {'[in, out]' if bias.shape[0] == tensor.shape[1] else '[out, in]'}"
+    others = f" (and {len(untold) - 1} more)" if len(untold) > 1 else ""
+    modules = sorted({name.removesuffix(".weight").rpartition(".")[2] for name in untold})
+    options = " ".join(f"--transpose '*{module}.weight'" for module in modules)
     raise SelectionError(
-        f"{source.path}: tensor '{tensor.name}' {list(tensor.shape)} has the name of a GPT-2 Conv1D, "
+        f"{source.path}: tensor '{name}' {list(tensor.shape)}{others} has the name of a GPT-2 Conv1D, "
         f"which stores [in, out]{seen}",
-        hint=f"--transpose '*{module}.weight' packs it the right way round; "
-        f"--no-transpose '*{module}.weight' says that it is an ordinary [out, in] weight",
+        hint=f"{options} packs them the right way round; --no-transpose says that they are ordinary [out, in] weights",
     )
 
 

@@ -67,7 +67,7 @@ def _source(path: Path, content: Any, mapped: _Mapped) -> Source:
         tensor = _source_tensor(NAMELESS, content, mapped)
         if isinstance(tensor, str):
             raise SourceError(f"{path}: {tensor}")
-        return Source(path, {NAMELESS: tensor}, nameless=True, close=mapped.close)
+        return Source(path, {NAMELESS: tensor}, nameless=True, closer=mapped.close)
     if not isinstance(content, Mapping):
         raise SourceError(
             f"{path}: holds a {type(content).__name__}, expected a tensor or a state dict",
@@ -94,7 +94,7 @@ def _source(path: Path, content: Any, mapped: _Mapped) -> Source:
             tensors[tensor.name] = tensor
     if not tensors:
         raise SourceError(f"{path}: holds no tensors", hint="save a state dict: torch.save(model.state_dict(), path)")
-    return Source(path, tensors, left_out=tuple(left_out), close=mapped.close)
+    return Source(path, tensors, left_out=tuple(left_out), closer=mapped.close)
 
 
 def _load(path: Path) -> Any:

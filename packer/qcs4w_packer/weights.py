@@ -9,12 +9,11 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .closing import Closing
 from .errors import NonFiniteError, SourceError
 from .safetensors_file import DTYPE_BITS, SafetensorsFile, Slot
 
@@ -92,7 +91,7 @@ class SourceTensor:
 
 
 @dataclass(frozen=True)
-class Source:
+class Source(Closing):
     """An open weight file. Use it as a context manager.
 
     Attributes:
@@ -108,15 +107,11 @@ class Source:
     metadata: dict[str, str] = field(default_factory=dict)
     nameless: bool = False
     left_out: tuple[str, ...] = ()
-    close: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
+    closer: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def close(self) -> None:
+        """Close the file; fetching afterwards is an error."""
+        self.closer()
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
@@ -148,7 +143,7 @@ def open_safetensors(path: Path) -> Source:
     """Open a .safetensors file as a source."""
     file = SafetensorsFile(path)
     tensors = {name: slot_tensor(file, name, slot) for name, slot in file.slots.items()}
-    return Source(path, tensors, metadata=file.metadata, close=file.close)
+    return Source(path, tensors, metadata=file.metadata, closer=file.close)
 
 
 def slot_tensor(file: SafetensorsFile, name: str, slot: Slot) -> SourceTensor:

@@ -1,0 +1,151 @@
+"""Writing a container: row by row, without ever holding a whole tensor."""
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import ContainerError, OutputError
+from .files import replacing, write_at
+from .metadata import METADATA_KEY, PACKED, SCALE, SHAPE, PackedEntry, bias_name, to_document
+from .nibbles import packed_width
+from .packed import PackedLinear
+from .safetensors_file import Planned, SafetensorsLayout, name_fault
+
+
+@dataclass
+class _Digests:
+    packed: Any = field(default_factory=hashlib.sha256)
+    scales: Any = field(default_factory=hashlib.sha256)
+
+
+class ContainerWriter:
+    """Writes a container row by row into an open file; digests are filled in at the end.
+
+    Args:
+        entries: what will be packed; shapes must be right, digests are computed here.
+        carried: what will be copied along.
+        metadata: other string metadata to keep.
+
+    Raises:
+        OutputError: two tensors would have one name.
+    """
+
+    def __init__(
+        self,
+        entries: Iterable[PackedEntry],
+        carried: Iterable[Planned] = (),
+        metadata: Mapping[str, str] | None = None,
+    ):
+        entries = list(entries)
+        _refuse_twins(name for entry in entries for name in (entry.name, *entry.aliases))
+        self._entries = {entry.name: entry for entry in entries}
+        self._metadata = {k: v for k, v in (metadata or {}).items() if k != METADATA_KEY}
+        self._digests = {name: _Digests() for name in self._entries}
+        planned = list(carried)
+        for name, entry in self._entries.items():
+            planned += [
+                Planned(name + PACKED, "U8", (entry.out_features, packed_width(entry.in_features))),
+                Planned(name + SCALE, "F32", (entry.out_features,)),
+                Planned(name + SHAPE, "I64", (2,)),
+            ]
+        _refuse_twins(tensor.name for tensor in planned)
+        self._layout = SafetensorsLayout(planned, self._header_metadata())
+        self._fd = -1
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the finished file."""
+        return self._layout.nbytes
+
+    def begin(self, fd: int) -> None:
+        """Start writing into an open file."""
+        self._fd = fd
+        os.ftruncate(fd, self.nbytes)
+        for name, entry in self._entries.items():
+            shape = np.array([entry.out_features, entry.in_features], "<i8")
+            write_at(fd, shape.data, self._layout.offsets[name + SHAPE])
+
+    def write_rows(self, name: str, first_row: int, packed: NDArray[np.uint8], scales: NDArray[np.float32]) -> None:
+        """Write consecutive rows of a packed tensor; rows must come in order, since they are hashed."""
+        packed_bytes, scale_bytes = np.ascontiguousarray(packed).data, np.ascontiguousarray(scales, "<f4").data
+        self._digests[name].packed.update(packed_bytes)
+        self._digests[name].scales.update(scale_bytes)
+        write_at(self._fd, packed_bytes, self._layout.offsets[name + PACKED] + first_row * packed.shape[1])
+        write_at(self._fd, scale_bytes, self._layout.offsets[name + SCALE] + first_row * 4)
+
+    def write_carried(self, name: str, offset: int, data: bytes) -> None:
+        """Write bytes of a carried tensor, `offset` bytes from its beginning."""
+        write_at(self._fd, data, self._layout.offsets[name] + offset)
+
+    def finish(self) -> dict[str, PackedEntry]:
+        """Write the header, now that the digests are known, and return the entries as written, by name."""
+        self._entries = {
+            name: replace(
+                entry,
+                packed_sha256=self._digests[name].packed.hexdigest(),
+                scale_sha256=self._digests[name].scales.hexdigest(),
+            )
+            for name, entry in self._entries.items()
+        }
+        header = self._layout.header(self._header_metadata())
+        if len(header) != self._layout.header_nbytes:
+            raise RuntimeError("the header has changed its length")
+        write_at(self._fd, header, 0)
+        return self._entries
+
+    def _header_metadata(self) -> dict[str, str]:
+        return {**self._metadata, METADATA_KEY: to_document(self._entries.values())}
+
+
+def save_container(
+    path: str | os.PathLike[str],
+    tensors: Mapping[str, PackedLinear],
+    *,
+    biases: Mapping[str, NDArray[np.float32]] | None = None,
+    method: str = "absmax",
+    force: bool = False,
+) -> None:
+    """Write packed weights into a container.
+
+    Args:
+        path: the file to make.
+        tensors: packed weights by name.
+        biases: float32 (N,) by the name of the weight that they belong to.
+        method: how the scales were chosen; "absmax" is for `pack_weight`'s own rule only.
+        force: replace a file that is there.
+
+    Raises:
+        ContainerError: a bias is not N floats of one of the weights.
+        OutputError: it exists, or cannot be written.
+    """
+    for name, bias in (biases or {}).items():
+        if name not in tensors or bias.shape != (tensors[name].out_features,):
+            expected = f"[{tensors[name].out_features}]" if name in tensors else f"one of {', '.join(tensors)}"
+            raise ContainerError(f"bias of '{name}' has shape {list(bias.shape)}, expected {expected}")
+    carried = {bias_name(name): np.ascontiguousarray(bias, "<f4") for name, bias in (biases or {}).items()}
+    writer = ContainerWriter(
+        (PackedEntry(name, packed.out_features, packed.in_features, method=method) for name, packed in tensors.items()),
+        (Planned(name, "F32", array.shape) for name, array in carried.items()),
+    )
+    with replacing(path, force=force, nbytes=writer.nbytes) as fd:
+        writer.begin(fd)
+        for name, packed in tensors.items():
+            writer.write_rows(name, 0, packed.packed, packed.scales)
+        for name, array in carried.items():
+            writer.write_carried(name, 0, array.tobytes())
+        writer.finish()
+
+
+def _refuse_twins(names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if fault := name_fault(name):
+            raise OutputError(f"a container cannot hold a tensor {name!r}: {fault}")
+        if name in seen:
+            raise OutputError(f"two tensors of the output would be named '{name}'", hint="--exclude one of the two")
+        seen.add(name)
