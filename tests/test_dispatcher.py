@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from cases import WEBGPU_LIMITS, edited
 
-from qcs4w_gpu import DeviceLostError, Gpu, GpuError, Kernel, KernelError, LimitError, parse_kernel, shipped_kernel
+from qcs4w_gpu import (
+    LINEAR_KERNELS,
+    DeviceLostError,
+    Gpu,
+    GpuError,
+    Kernel,
+    KernelError,
+    LimitError,
+    parse_kernel,
+    shipped_kernel,
+)
 from qcs4w_gpu.dispatcher import Buffer
 
 pytestmark = pytest.mark.gpu
@@ -275,7 +285,7 @@ def test_limits_beyond_the_adapter_are_refused(limits: dict[str, int]) -> None:
 def test_no_kernel_needs_more_than_default_limits() -> None:
     """Every shipped kernel compiles on a device with WebGPU's default limits."""
     with Gpu(limits=WEBGPU_LIMITS) as small:
-        for name in ("linear_naive", "linear_tiled", "bias_add", "probe_rounding"):
+        for name in (*LINEAR_KERNELS, "bias_add", "probe_rounding"):
             kernel = shipped_kernel(name)
             made = {index: small.empty(64) for index in kernel.bindings if index != 4}
             small.dispatch(kernel, made, ONE, (1, 1))

@@ -39,7 +39,17 @@ from qcs4w_packer.rowpack import pack_weight
 
 pytestmark = pytest.mark.gpu
 
-FOLDED_SHAPES = ((65, 129, 7), (33, 113, 64), (1, 129, 9), (5, 127, 3), (33, 400, 3), (129, 65, 1))
+FOLDED_SHAPES = (
+    (65, 129, 7),
+    (33, 113, 64),
+    (1, 129, 9),
+    (5, 127, 3),
+    (33, 400, 3),
+    (129, 65, 1),
+    (3, 13, 9),
+    (129, 257, 3),
+    (257, 513, 3),
+)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +93,11 @@ def test_exact_at_every_shape(gpu: Gpu, name: str, rows: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "row_align"),
-    [("linear_naive", 1), ("linear_naive", 4), ("linear_naive", 24), ("linear_tiled", 4), ("linear_tiled", 64)],
+    [
+        *(("linear_naive", align) for align in (1, 4, 24)),
+        *(("linear_gemv", align) for align in (16, 48)),
+        *(("linear_tiled", align) for align in (4, 64)),
+    ],
 )
 def test_exact_at_any_row_stride(gpu: Gpu, name: str, row_align: int) -> None:
     """A kernel honours K_packed: packed rows may lie unpadded or padded to more than they need."""
@@ -97,8 +111,8 @@ def test_rows_are_unpadded_for_a_foreign_kernel() -> None:
     """A user's kernel gets K_packed = ceil(K / 2), ours get what the most demanding of them asks for."""
     copy = replace(shipped_kernel("linear_naive"), name="copy")
     assert [row_stride(k, copy) for k in (1, 2, 3, 7, 8, 9)] == [1, 1, 2, 4, 4, 5]
-    assert [row_stride(k) for k in (1, 8, 9)] == [4, 4, 8]
-    assert [row_stride(k, shipped_kernel("linear_naive")) for k in (1, 8, 9)] == [4, 4, 8]
+    assert [row_stride(k) for k in (1, 32, 33)] == [16, 16, 32]
+    assert [row_stride(k, shipped_kernel("linear_naive")) for k in (1, 32, 33)] == [16, 16, 32]
 
 
 @pytest.mark.parametrize("name", LINEAR_KERNELS)
@@ -146,20 +160,22 @@ def test_exact_under_default_limits(default_gpu: Gpu, name: str) -> None:
     assert not faults
 
 
-@pytest.mark.parametrize("rows", [1, 7, 8, 15, 16, 17, 33])
-def test_the_chosen_kernel_is_exact(gpu: Gpu, rows: int) -> None:
+@pytest.mark.parametrize("in_features", [21, 1023, 1025])
+@pytest.mark.parametrize("rows", [1, 11, 12, 13, 33])
+def test_the_chosen_kernel_is_exact(gpu: Gpu, rows: int, in_features: int) -> None:
     """What runs when no kernel is named is right on both sides of the choice."""
-    assert fault(gpu, None, rows, 37, 21) is None
+    assert fault(gpu, None, rows, 37, in_features) is None
 
 
-def test_one_linear_serves_both_kernels(gpu: Gpu) -> None:
+@pytest.mark.parametrize("in_features", [15, 1031])
+def test_one_linear_serves_all_kernels(gpu: Gpu, in_features: int) -> None:
     """Weights uploaded once serve few rows and many."""
-    packed, _, _ = exact_case(1, 33, 15)
+    packed, _, _ = exact_case(1, 33, in_features)
     linear = Linear(gpu, packed)
     for rows in (1, 40, 2):
-        run = linear.run(np.ones((rows, 15), np.float32))
-        assert run.plan.kernel == choose_kernel(rows)
-        np.testing.assert_array_equal(run.y, np.ones((rows, 15)) @ packed.dequantize().T)
+        run = linear.run(np.ones((rows, in_features), np.float32))
+        assert run.plan.kernel == choose_kernel(rows, in_features)
+        np.testing.assert_array_equal(run.y, np.ones((rows, in_features)) @ packed.dequantize().T)
 
 
 @pytest.mark.parametrize("name", LINEAR_KERNELS)

@@ -342,7 +342,7 @@ def test_a_dry_run_says_what_a_run_does(weight: np.ndarray, tmp_path: Path) -> N
     assert planned.is_dry_run
     assert planned.output_nbytes == done.output_nbytes == (tmp_path / "out.safetensors").stat().st_size
     assert planned.carried == done.carried
-    unknown = {digest: "" for digest in ("packed_sha256", "scale_sha256")}
+    unknown = dict.fromkeys(("packed_sha256", "scale_sha256"), "")
     assert [(replace(t.entry, **unknown), t.reason, t.source_nbytes) for t in planned.packed] == [
         (replace(t.entry, **unknown), t.reason, t.source_nbytes) for t in done.packed
     ]

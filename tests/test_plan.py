@@ -119,11 +119,26 @@ def test_a_kernel_with_too_few_workgroups_is_refused() -> None:
         plan_linear(1, 8, 8, kernel=kernel, stride=4, limits=WEBGPU_LIMITS)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 5, 7, 8, 9, 17, 65, 10_000])
-def test_a_kernel_is_chosen_for_every_number_of_rows(rows: int) -> None:
-    """The choice is one of the shipped kernels, and depends on the rows only."""
-    assert choose_kernel(rows).name in LINEAR_KERNELS
-    assert choose_kernel(rows) is choose_kernel(rows)
+@pytest.mark.parametrize(
+    ("rows", "in_features", "name"),
+    [
+        (1, 1, "linear_naive"),
+        (11, 1023, "linear_naive"),
+        (1, 1024, "linear_gemv"),
+        (11, 28_672, "linear_gemv"),
+        (12, 1, "linear_tiled"),
+        (10_000, 65_535, "linear_tiled"),
+        (10_000, 65_536, "linear_gemv"),
+    ],
+)
+def test_a_kernel_is_chosen_by_rows_and_columns(rows: int, in_features: int, name: str) -> None:
+    """Few short rows go to the naive kernel, few long or very long ones to the GEMV, many to the tiles."""
+    assert choose_kernel(rows, in_features).name == name
+
+
+def test_every_kernel_is_chosen_for_something() -> None:
+    """No kernel is shipped that nothing runs."""
+    assert {choose_kernel(m, k).name for m in (1, 64) for k in (64, 4096)} == set(LINEAR_KERNELS)
 
 
 @given(st.integers(1, 100_000), st.integers(1, 512))

@@ -57,6 +57,8 @@ SKIPPED = {
     "norm1.weight": "norm",
     "h.0.ln_1.weight": "norm",
     "h.0.LN_f.weight": "norm",
+    "mlp.router.weight": "router of experts",
+    "mlp.shared_expert_gate.weight": "router of experts",
 }
 
 UNFIT: dict[str, tuple[str, Shape, str]] = {

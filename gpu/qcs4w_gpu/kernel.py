@@ -19,7 +19,7 @@ from typing import Literal
 from .errors import KernelError
 
 #: Kernels of the linear itself, all of the same contract, the readable truth first.
-LINEAR_KERNELS = ("linear_naive", "linear_tiled")
+LINEAR_KERNELS = ("linear_naive", "linear_gemv", "linear_tiled")
 
 PARAMS_BINDING = 4
 

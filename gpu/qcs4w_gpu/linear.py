@@ -158,7 +158,7 @@ class Linear:
             rows,
             self.out_features,
             self.in_features,
-            kernel=self._kernel or choose_kernel(rows),
+            kernel=self._kernel or choose_kernel(rows, self.in_features),
             stride=self._stride,
             limits=self._gpu.limits,
         )

@@ -9,9 +9,13 @@ from qcs4w_packer.nibbles import packed_width
 from .errors import LimitError
 from .kernel import LINEAR_KERNELS, Kernel, shipped_kernel
 
-# Rows from which the tiled kernel wins: half a tile. Below, the naive one was faster on lavapipe and on an NVIDIA H200
-# at most shapes tried (N, K from 65 x 129 to 28672 x 8192).
-_TILED_FROM_ROWS = 16
+# Where the kernels cross, found by timing all three on Mesa's lavapipe and on an NVIDIA H200 at N, K from 65 x 129 to
+# 28672 x 8192: weights are read once for each row by linear_gemv, once for 64 rows by linear_tiled; below 1024 columns
+# most of linear_gemv's invocations have nothing to do.
+_TILED_FROM_ROWS = 12
+_GEMV_FROM_COLUMNS = 1024
+# Mesa's llvmpipe leaves loops unfinished after 65,535 turns; linear_gemv takes 4096 columns a turn.
+_GEMV_ONLY_FROM_COLUMNS = 65_536
 
 _U32_RANGE = 1 << 32
 
@@ -42,9 +46,11 @@ class Plan:
         return _sizes(self.rows, self.out_features, self.in_features, self.row_stride)
 
 
-def choose_kernel(rows: int) -> Kernel:
-    """Return the kernel that serves M rows."""
-    return shipped_kernel("linear_tiled" if rows >= _TILED_FROM_ROWS else "linear_naive")
+def choose_kernel(rows: int, in_features: int) -> Kernel:
+    """Return the kernel that serves M rows of K columns."""
+    if rows >= _TILED_FROM_ROWS and in_features < _GEMV_ONLY_FROM_COLUMNS:
+        return shipped_kernel("linear_tiled")
+    return shipped_kernel("linear_gemv" if in_features >= _GEMV_FROM_COLUMNS else "linear_naive")
 
 
 def row_stride(in_features: int, kernel: Kernel | None = None) -> int:

@@ -108,7 +108,9 @@ def verify(
     if x is None:
         x = np.random.default_rng(seed).standard_normal((rows, packed.in_features), np.float32)
     x = as_rows(x, packed.in_features)
-    kernel = kernel or choose_kernel(len(x))  # both probes judge the kernel that serves this many rows
+    kernel = kernel or choose_kernel(
+        len(x), packed.in_features
+    )  # both probes judge the kernel that serves this many rows
     factor = rounding_factor_of(gpu) if rounding_factor is None else rounding_factor
     wanted: Reference = reference(packed, x, rounding_factor=factor)
 

@@ -3,7 +3,14 @@
 // Bindings as in linear_naive: 0 y, 1 x, 2 weights, 3 scales, 4 params {M, N, K, K_packed}.
 // The host guarantees what linear_naive asks for, and that K_packed is a multiple of 4, so that a row starts
 // on a word. What lies between K and the row's end is never multiplied by anything but zero.
-// One workgroup computes TILE_M x TILE_N of y, one invocation 4 x 4 of these. The grid may be folded.
+// One workgroup computes TILE_M x TILE_N of y, one invocation 8 x 8 of these. Tiles lie in workgroup memory column by
+// column, four rows to a vec4, so that eight rows of x and eight of weights are four reads. Workgroups that read the
+// same weights (all m of the same n) are neighbours. The grid may be folded.
+//
+// The 64 sums of an invocation are addressed by constants only: one loop over them, in the multiplication or in the
+// store, puts them into slow memory and made the kernel ten times slower on an NVIDIA H200.
+// Loops take several columns a turn, since Mesa's llvmpipe leaves a kernel's loops, unfinished, after 65,535 turns in
+// all: right up to K = 131,072 there.
 //! grid = ceil(M / TILE_M) * ceil(N / TILE_N)
 //! row_align = 4
 
@@ -15,67 +22,91 @@ struct Params { M: u32, N: u32, K: u32, K_packed: u32 }
 @group(0) @binding(3) var<storage, read> scales: array<f32>;
 @group(0) @binding(4) var<uniform> params: Params;
 
-const TILE_M: u32 = 32u;
-const TILE_N: u32 = 32u;
-const TILE_K: u32 = 32u;
-const PER_THREAD: u32 = 4u;                  // rows and columns of y that one invocation computes
-const THREADS_N: u32 = TILE_N / PER_THREAD;
-const THREADS: u32 = THREADS_N * (TILE_M / PER_THREAD);
-const WORDS: u32 = TILE_K / 8u;              // packed words of one row of a weight tile
-const STRIDE: u32 = TILE_K + 1u;             // one more than the row, so that columns lie in different banks
+const TILE_M: u32 = 64u;
+const TILE_N: u32 = 128u;
+const TILE_K: u32 = 16u;
+const THREADS_M: u32 = TILE_M / 8u;
+const THREADS_N: u32 = TILE_N / 8u;
+const THREADS: u32 = THREADS_M * THREADS_N;
+const X_STRIDE: u32 = TILE_M / 4u + 1u;  // one more than a column, so that columns lie in different banks
+const W_STRIDE: u32 = TILE_N / 4u + 1u;
 
-var<workgroup> x_tile: array<f32, TILE_M * STRIDE>;  // (TILE_M, TILE_K)
-var<workgroup> w_tile: array<f32, TILE_N * STRIDE>;  // (TILE_N, TILE_K), codes
-
-fn nibble_code(word: u32, shift: u32) -> f32 {
-  return f32(i32((word >> shift) & 0xFu) - 8);
-}
+var<workgroup> x_tile: array<vec4<f32>, TILE_K * X_STRIDE>;  // (TILE_K, TILE_M / 4)
+var<workgroup> w_tile: array<vec4<f32>, TILE_K * W_STRIDE>;  // (TILE_K, TILE_N / 4), codes
 
 fn x_at(m: u32, k: u32) -> f32 {
   if (m >= params.M || k >= params.K) { return 0.0; }
   return x[m * params.K + k];
 }
 
-// Loops take four columns a turn: Mesa's llvmpipe leaves a kernel's loops, unfinished, after 65,535 turns in all.
-fn load_x(m0: u32, k0: u32, local: u32) {
-  for (var i = local * 4u; i < TILE_M * TILE_K; i += THREADS * 4u) {
-    let m = m0 + i / TILE_K;
-    let k = k0 + i % TILE_K;
-    let at = (i / TILE_K) * STRIDE + i % TILE_K;
-    x_tile[at] = x_at(m, k);
-    x_tile[at + 1u] = x_at(m, k + 1u);
-    x_tile[at + 2u] = x_at(m, k + 2u);
-    x_tile[at + 3u] = x_at(m, k + 3u);
-  }
+fn x_four(m: u32, k: u32) -> vec4<f32> {
+  return vec4<f32>(x_at(m, k), x_at(m + 1u, k), x_at(m + 2u, k), x_at(m + 3u, k));
 }
 
-fn load_weights(n0: u32, k0: u32, local: u32) {
+fn word_at(n: u32, word: u32) -> u32 {
   let row_words = params.K_packed / 4u;
-  for (var i = local; i < TILE_N * WORDS; i += THREADS) {
-    let n = n0 + i / WORDS;
-    let word_index = k0 / 8u + i % WORDS;
-    var word = 0x88888888u;  // eight codes of zero
-    if (n < params.N && word_index < row_words) { word = weights[n * row_words + word_index]; }
-    let at = (i / WORDS) * STRIDE + (i % WORDS) * 8u;
-    for (var byte = 0u; byte < 4u; byte += 1u) {
-      w_tile[at + byte * 2u] = nibble_code(word, byte * 8u + 4u);
-      w_tile[at + byte * 2u + 1u] = nibble_code(word, byte * 8u);
-    }
+  if (n >= params.N || word >= row_words) { return 0x88888888u; }  // codes of zero
+  return weights[n * row_words + word];
+}
+
+fn codes_at(words: vec4<u32>, bit: u32) -> vec4<f32> {
+  return vec4<f32>(vec4<i32>((words >> vec4<u32>(bit)) & vec4<u32>(0xFu)) - 8);
+}
+
+fn load_tiles(m0: u32, n0: u32, k0: u32, local: u32) {
+  // Two columns of four rows of x at a time.
+  for (var i = local; i < TILE_M / 4u * (TILE_K / 2u); i += THREADS) {
+    let k = (i % (TILE_K / 2u)) * 2u;
+    let group = i / (TILE_K / 2u);
+    x_tile[k * X_STRIDE + group] = x_four(m0 + group * 4u, k0 + k);
+    x_tile[(k + 1u) * X_STRIDE + group] = x_four(m0 + group * 4u, k0 + k + 1u);
+  }
+  // Four columns of four rows of weights at a time: half a word of each.
+  for (var i = local; i < TILE_N / 4u * (TILE_K / 4u); i += THREADS) {
+    let k = (i % (TILE_K / 4u)) * 4u;
+    let group = i / (TILE_K / 4u);
+    let n = n0 + group * 4u;
+    let word = (k0 + k) / 8u;
+    let words = vec4<u32>(word_at(n, word), word_at(n + 1u, word), word_at(n + 2u, word), word_at(n + 3u, word));
+    let half = words >> vec4<u32>((k % 8u) * 4u);
+    w_tile[k * W_STRIDE + group] = codes_at(half, 4u);
+    w_tile[(k + 1u) * W_STRIDE + group] = codes_at(half, 0u);
+    w_tile[(k + 2u) * W_STRIDE + group] = codes_at(half, 12u);
+    w_tile[(k + 3u) * W_STRIDE + group] = codes_at(half, 8u);
   }
 }
 
-// Adds the products of column k of the tiles. One vector per row of y; its components are the columns
-// thread_n + 0, 1, 2, 3 * THREADS_N.
-fn multiply(sums: ptr<function, array<vec4<f32>, 4>>, thread_m: u32, thread_n: u32, k: u32) {
-  let codes = vec4<f32>(
-    w_tile[thread_n * STRIDE + k],
-    w_tile[(thread_n + THREADS_N) * STRIDE + k],
-    w_tile[(thread_n + 2u * THREADS_N) * STRIDE + k],
-    w_tile[(thread_n + 3u * THREADS_N) * STRIDE + k],
-  );
-  for (var i = 0u; i < PER_THREAD; i += 1u) {
-    (*sums)[i] += x_tile[(thread_m * PER_THREAD + i) * STRIDE + k] * codes;
-  }
+// Adds the products of column k of the tiles: sums[2 i] and sums[2 i + 1] are row i of the invocation's 8 x 8.
+fn multiply(sums: ptr<function, array<vec4<f32>, 16>>, thread_m: u32, thread_n: u32, k: u32) {
+  let a = x_tile[k * X_STRIDE + thread_m * 2u];
+  let b = x_tile[k * X_STRIDE + thread_m * 2u + 1u];
+  let c = w_tile[k * W_STRIDE + thread_n];
+  let d = w_tile[k * W_STRIDE + thread_n + THREADS_N];
+  (*sums)[0] = fma(vec4<f32>(a.x), c, (*sums)[0]);
+  (*sums)[1] = fma(vec4<f32>(a.x), d, (*sums)[1]);
+  (*sums)[2] = fma(vec4<f32>(a.y), c, (*sums)[2]);
+  (*sums)[3] = fma(vec4<f32>(a.y), d, (*sums)[3]);
+  (*sums)[4] = fma(vec4<f32>(a.z), c, (*sums)[4]);
+  (*sums)[5] = fma(vec4<f32>(a.z), d, (*sums)[5]);
+  (*sums)[6] = fma(vec4<f32>(a.w), c, (*sums)[6]);
+  (*sums)[7] = fma(vec4<f32>(a.w), d, (*sums)[7]);
+  (*sums)[8] = fma(vec4<f32>(b.x), c, (*sums)[8]);
+  (*sums)[9] = fma(vec4<f32>(b.x), d, (*sums)[9]);
+  (*sums)[10] = fma(vec4<f32>(b.y), c, (*sums)[10]);
+  (*sums)[11] = fma(vec4<f32>(b.y), d, (*sums)[11]);
+  (*sums)[12] = fma(vec4<f32>(b.z), c, (*sums)[12]);
+  (*sums)[13] = fma(vec4<f32>(b.z), d, (*sums)[13]);
+  (*sums)[14] = fma(vec4<f32>(b.w), c, (*sums)[14]);
+  (*sums)[15] = fma(vec4<f32>(b.w), d, (*sums)[15]);
+}
+
+fn store_four(m: u32, n: u32, sum: vec4<f32>) {
+  if (m >= params.M) { return; }
+  let at = m * params.N + n;
+  if (n < params.N) { y[at] = sum.x * scales[n]; }
+  if (n + 1u < params.N) { y[at + 1u] = sum.y * scales[n + 1u]; }
+  if (n + 2u < params.N) { y[at + 2u] = sum.z * scales[n + 2u]; }
+  if (n + 3u < params.N) { y[at + 3u] = sum.w * scales[n + 3u]; }
 }
 
 @compute @workgroup_size(THREADS)
@@ -88,15 +119,14 @@ fn main(
   let tiles_m = (params.M + TILE_M - 1u) / TILE_M;
   let tile = workgroup.y * workgroups.x + workgroup.x;
   if (tile >= tiles_m * tiles_n) { return; }  // uniform in the workgroup
-  let m0 = (tile / tiles_n) * TILE_M;
-  let n0 = (tile % tiles_n) * TILE_N;
+  let m0 = (tile % tiles_m) * TILE_M;
+  let n0 = (tile / tiles_m) * TILE_N;
   let thread_m = local / THREADS_N;
   let thread_n = local % THREADS_N;
 
-  var sums = array<vec4<f32>, 4>();
+  var sums = array<vec4<f32>, 16>();
   for (var k0 = 0u; k0 < params.K; k0 += TILE_K) {
-    load_x(m0, k0, local);
-    load_weights(n0, k0, local);
+    load_tiles(m0, n0, k0, local);
     workgroupBarrier();
     for (var k = 0u; k < TILE_K; k += 4u) {
       multiply(&sums, thread_m, thread_n, k);
@@ -107,12 +137,22 @@ fn main(
     workgroupBarrier();
   }
 
-  for (var i = 0u; i < PER_THREAD; i += 1u) {
-    let m = m0 + thread_m * PER_THREAD + i;
-    if (m >= params.M) { break; }
-    for (var j = 0u; j < PER_THREAD; j += 1u) {
-      let n = n0 + thread_n + j * THREADS_N;
-      if (n < params.N) { y[m * params.N + n] = sums[i][j] * scales[n]; }
-    }
-  }
+  let m = m0 + thread_m * 8u;
+  let n = n0 + thread_n * 4u;
+  store_four(m + 0u, n, sums[0]);
+  store_four(m + 0u, n + TILE_N / 2u, sums[1]);
+  store_four(m + 1u, n, sums[2]);
+  store_four(m + 1u, n + TILE_N / 2u, sums[3]);
+  store_four(m + 2u, n, sums[4]);
+  store_four(m + 2u, n + TILE_N / 2u, sums[5]);
+  store_four(m + 3u, n, sums[6]);
+  store_four(m + 3u, n + TILE_N / 2u, sums[7]);
+  store_four(m + 4u, n, sums[8]);
+  store_four(m + 4u, n + TILE_N / 2u, sums[9]);
+  store_four(m + 5u, n, sums[10]);
+  store_four(m + 5u, n + TILE_N / 2u, sums[11]);
+  store_four(m + 6u, n, sums[12]);
+  store_four(m + 6u, n + TILE_N / 2u, sums[13]);
+  store_four(m + 7u, n, sums[14]);
+  store_four(m + 7u, n + TILE_N / 2u, sums[15]);
 }
