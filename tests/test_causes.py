@@ -50,7 +50,7 @@ def test_a_fault_is_named_from_y_alone(name: str, seed: int) -> None:
     causes = causes_of_output(packed, x, misread(packed, x, SINGLE[name]), packed.scales)
     assert causes[0].name == name
     assert causes[0].residual < 1e-6
-    assert "unexplained" in causes[0].evidence
+    assert "read so, y is off by" in causes[0].evidence
 
 
 @pytest.mark.parametrize("in_features", [k for k in SIZES if k >= SMALLEST_K])

@@ -80,6 +80,10 @@ def test_ranges(packed_file: Path, qcs4w: CommandLine) -> None:
         "inspect", packed_file, "--tensor", "layers.0.fc", "--rows", "11", "--cols", "32:", "--json"
     ).document["dump"]["rows"]
     assert last["codes"] == codes[11, 32:].tolist()
+    drawn = qcs4w("inspect", packed_file, "--tensor", "layers.0.fc", "--rows", "0", "--cols", "30:").out.splitlines()
+    assert drawn[3].split() == ["k", "30", "31", "32", "pad"]
+    assert drawn[5].split() == ["half", "high", "low", "high", "low"]
+    assert drawn[6].split()[-1] == "8"
     assert "0:12" in qcs4w.refused("inspect", packed_file, "--tensor", "layers.0.fc", "--rows", "12:20")
 
 

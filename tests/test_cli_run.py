@@ -80,6 +80,23 @@ def test_all_tensors_that_the_input_names(
         np.testing.assert_allclose(y[name], want, rtol=0, atol=1e-4)
 
 
+def test_several_tensors_on_one_input(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """--tensor repeats; what the input names besides is said, and --repeat runs each more than once."""
+    names = ("layers.1.fc", "layers.0.fc")
+    np.savez(
+        tmp_path / "x.npz",
+        **{"layers.1.fc": np.ones((1, 12), "f4"), "layers.0.fc": np.ones((1, 33), "f4"), "typo": np.ones(2)},
+    )
+    arguments = ("run", packed_file, "-x", tmp_path / "x.npz", "-o", tmp_path / "y.npz", "--repeat", "3")
+    result = qcs4w(*arguments)
+    assert "no packed tensor is named 'typo'" in result.err
+    assert qcs4w(*arguments, "--force", "--json").document["unused_inputs"] == ["typo"]
+    asked = [part for name in names for part in ("--tensor", name)]
+    document = qcs4w(*arguments, "--force", "--json", *asked).document
+    assert [r["tensor"] for r in document["results"]] == [f"{name}.weight" for name in names]
+    assert set(np.load(tmp_path / "y.npz")) == set(names)
+
+
 def test_times_are_told_apart(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
     """Upload, kernel (by the GPU's clock) and readback are reported each by itself."""
     np.save(tmp_path / "x.npy", np.ones((1, 12), np.float32))

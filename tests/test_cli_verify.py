@@ -66,6 +66,7 @@ def test_a_flipped_bit_is_exit_code_2(packed_file: Path, qcs4w: CommandLine) -> 
     assert result.code == 2
     assert "sha256 of layers.0.fc.weight.qcs4w_packed" in result.err
     assert "1 passed, 0 failed, 1 could not be checked" in result.out
+    assert "ERROR  layers.0.fc.weight  not checked" in result.out
     document = qcs4w("verify", packed_file, "--json").document
     assert document["results"][0]["error"]["code"] == "digest"
     assert document["summary"] == {"pass": 1, "fail": 0, "error": 1}
@@ -122,6 +123,44 @@ def test_own_inputs(packed_file: Path, tmp_path: Path, rng: np.random.Generator,
     np.savez(tmp_path / "x.npz", **{"layers.1.fc": rng.standard_normal((2, 9, 12), np.float32)})
     (result,) = qcs4w("verify", packed_file, "-x", tmp_path / "x.npz", "--json").document["results"]
     assert (result["tensor"], result["rows"], result["kernel"]) == ("layers.1.fc.weight", 18, "linear_tiled")
+
+
+def test_what_the_inputs_do_not_reach_is_said(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Tensors without an input, and arrays without a tensor, are named: a green answer hides neither."""
+    np.savez(tmp_path / "x.npz", **{"layers.1.fc": np.ones((2, 12), np.float32), "typo": np.ones((2, 12), np.float32)})
+    result = qcs4w("verify", packed_file, "-x", tmp_path / "x.npz")
+    assert result.code == 0
+    assert "not checked, for want of an input: 'layers.0.fc.weight'" in result.err
+    assert "no packed tensor is named 'typo'" in result.err
+    document = qcs4w("verify", packed_file, "-x", tmp_path / "x.npz", "--json").document
+    assert document["unused_inputs"] == ["typo"]
+    assert [item["tensor"] for item in document["unchecked"]] == ["layers.0.fc.weight"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (("* scales[n]", "* scales[0]"), ["exact equal", "BEYOND bound", "look at the scales"]),
+        (("//! grid = ceil(M * N / WORKGROUP)", "//! grid = 1"), ["never written"]),
+        (("index >= params.M * params.N", "index > params.M * params.N"), ["exact equal", "within bound", "behind y"]),
+    ],
+    ids=["scales", "grid", "guard"],
+)
+def test_a_fault_is_told_as_what_it_is(
+    edit: tuple[str, str], words: list[str], tmp_path: Path, rng: np.random.Generator, qcs4w: CommandLine
+) -> None:
+    """Wrong scales, too few workgroups and a store too many are told apart, and no line contradicts another."""
+    from qcs4w_packer import pack_weight
+
+    source = (KERNELS.parent.parent / "examples" / "my_kernel.wgsl").read_text()
+    assert source.count(edit[0]) == 1
+    kernel, path = tmp_path / "mine.wgsl", tmp_path / "w.safetensors"
+    kernel.write_text(source.replace(*edit))
+    save_container(path, {"fc.weight": pack_weight(rng.standard_normal((70, 21), np.float32))})
+    result = qcs4w("verify", path, "--kernel", kernel)
+    assert result.code == 1
+    assert all(word in result.out for word in words)
+    assert ("none of the known ones" in result.out) == ("scales" in edit[0])
 
 
 @pytest.mark.parametrize(

@@ -563,3 +563,19 @@ def test_damaged_sources_are_refused_or_packed_right(suffix: str, rng: np.random
                     data = b"".join(part for _, part in source.tensors[name].chunks())
                     assert container.read(name) == data
     assert packed >= (0 if suffix == ".npz" else 10), "the mutator leaves too few files sound to prove anything"
+
+
+def test_ties_in_safetensors_metadata(weight: np.ndarray, tmp_path: Path) -> None:
+    """A tied name that save_model left in the metadata becomes an alias; a head tied so is left alone by default."""
+    path = save_floats(
+        tmp_path / "a.safetensors", {"fc.weight": weight, "tok.weight": weight}, {"lm_head.weight": "tok.weight"}
+    )
+    report = pack_file(path, tmp_path / "out.safetensors")
+    assert [t.entry.name for t in report.packed] == ["fc.weight"]
+    every = pack_file(path, tmp_path / "all.safetensors", request=Request(include=("*",)))
+    assert [(t.entry.name, t.entry.aliases) for t in every.packed] == [
+        ("fc.weight", ()),
+        ("tok.weight", ("lm_head.weight",)),
+    ]
+    with Container(tmp_path / "all.safetensors") as container:
+        assert container.entry("lm_head").name == "tok.weight"

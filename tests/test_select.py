@@ -50,9 +50,9 @@ SKIPPED = {
     "wpe.weight": "embedding",
     "shared.weight": "embedding",
     "encoder.block.0.SelfAttention.relative_attention_bias.weight": "position bias",
-    "lm_head.weight": "output head: by request",
-    "head.weight": "output head: by request",
-    "model.head.weight": "output head: by request",
+    "lm_head.weight": "output head, packed on request",
+    "head.weight": "output head, packed on request",
+    "model.head.weight": "output head, packed on request",
     "layers.0.input_layernorm.weight": "norm",
     "norm1.weight": "norm",
     "h.0.ln_1.weight": "norm",
@@ -77,7 +77,7 @@ UNFIT: dict[str, tuple[str, Shape, str]] = {
 @pytest.mark.parametrize("dtype", ["F64", "F32", "F16", "BF16"])
 def test_a_linear_weight_is_taken_by_name(name: str, dtype: str) -> None:
     """2-D floats with the name of a linear weight are packed by default; gate_proj is no router."""
-    assert reasons({name: (dtype, (4, 6))}) == {name: ("pack", "linear weight")}
+    assert reasons({name: (dtype, (4, 6))}) == {name: ("pack", "linear weight by name")}
 
 
 @pytest.mark.parametrize(("name", "reason"), SKIPPED.items(), ids=SKIPPED)
@@ -110,7 +110,7 @@ def test_a_router_is_skipped_where_experts_exist(others: tuple[str, ...]) -> Non
     tensors |= {"b.mlp.gate.weight": (8, 6), "c.mlp.gate.weight": (8, 6), "b.mlp.gate_proj.weight": (8, 6)}
     found = reasons(tensors)
     assert found["b.mlp.gate.weight"] == ("carry", "router of experts")
-    assert found["c.mlp.gate.weight"] == found["b.mlp.gate_proj.weight"] == ("pack", "linear weight")
+    assert found["c.mlp.gate.weight"] == found["b.mlp.gate_proj.weight"] == ("pack", "linear weight by name")
 
 
 @pytest.mark.parametrize("name", ["fc.bias", "weights", "fc.weight_scale", "rotary.inv_freq", "A_log", "fc.qweight"])
@@ -384,3 +384,28 @@ def test_a_tied_tensor_that_is_not_packed_owns_nothing() -> None:
 def test_suggestions(name: str, known: list[str], hint: str | None) -> None:
     """Close names first, a short list in full, else silence."""
     assert did_you_mean(name, known) == hint
+
+
+def test_what_is_tied_to_an_embedding_is_left_alone() -> None:
+    """A weight in the memory of one that the table skips is skipped with it, and packed by request."""
+    tensors: Tensors = {"tok.weight": (9, 6), "lm_head.weight": (9, 6), "fc.weight": (4, 6)}
+    choices = {c.tensor.name: c for c in choose(source_of(tensors, {"tok.weight": 1, "lm_head.weight": 1}), Request())}
+    assert choices["tok.weight"].action == "carry"
+    assert choices["tok.weight"].reason == "tied to lm_head.weight (output head, packed on request)"
+    assert choices["fc.weight"].action == "pack"
+    assert packed(tensors, tensors=("tok.weight",)) == ["tok.weight"]
+
+
+@pytest.mark.parametrize("name", ["tok_emb.weight", "emb.weight", "output.weight"])
+def test_other_usual_names_of_embeddings_and_heads(name: str) -> None:
+    """Embeddings called emb and Llama's own head are known; a projection called attn.output is a linear."""
+    assert packed({name: (4, 6), "attn.output.weight": (4, 6)}) == ["attn.output.weight"]
+
+
+def test_a_module_stands_for_its_weight() -> None:
+    """--tensor takes the module's name as the other commands do; a tensor of that very name comes first."""
+    assert packed({"fc.weight": (4, 6), "fc.bias": (4,), "g.weight": (4, 6)}, tensors=("fc",)) == ["fc.weight"]
+    assert packed({"fc": (4, 6), "fc.weight": (4, 6)}, tensors=("fc",)) == ["fc"]
+    with pytest.raises(UnknownTensorError) as caught:
+        packed({"fc1.weight": (4, 6), "fc1.bias": (4,)}, tensors=("fc2",))
+    assert "fc1.bias" not in (caught.value.hint or "")

@@ -55,7 +55,7 @@ class Console:
         """Print a warning on stderr."""
         if not self.as_json:
             label = click.style("Warning:", fg="yellow") if has_colour(sys.stderr) else "Warning:"
-            write(f"{label} {text}", sys.stderr)
+            write(f"{label} {clean(text)}", sys.stderr)
 
     def document(self, content: dict[str, Any], exit_code: int) -> None:
         """Print the JSON document, if it was asked for."""
@@ -63,9 +63,11 @@ class Console:
             write(to_json(self.command, content, exit_code), sys.stderr if self.answers_to_stderr else sys.stdout)
 
     @contextlib.contextmanager
-    def progress(self, what: str, *, unit_bytes: bool = False) -> Iterator[Callable[[int, int, str], None]]:
+    def progress(
+        self, what: str, *, unit_bytes: bool = False, wanted: bool = True
+    ) -> Iterator[Callable[[int, int, str], None]]:
         """Yield a function (advance, total, what is being done) that moves a bar where there is a terminal."""
-        if self.quiet or self.as_json or not sys.stderr.isatty():
+        if not wanted or self.quiet or self.as_json or not sys.stderr.isatty():
             yield lambda advance, total, name: None
             return
         from rich import progress as bars

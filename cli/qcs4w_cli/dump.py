@@ -26,6 +26,7 @@ class DumpRow:
         scale: of the row.
         file_offset: where the row's first packed byte lies in the file.
         packed: the row's bytes that hold the columns.
+        pad: the nibble behind the last column of an odd K, where the dump reaches it, or None.
         nibbles: as they lie in the bytes, in column order.
         codes: as the layout reads them.
         values: code · scale.
@@ -35,6 +36,7 @@ class DumpRow:
     scale: float
     file_offset: int
     packed: bytes
+    pad: int | None
     nibbles: list[int]
     codes: list[int]
     values: list[float]
@@ -81,6 +83,8 @@ class Dump:
         nibbles = unpack_nibbles(part, even_high=reading.even_high)[:, first:last]
         codes = unpack_codes(part, entry.in_features, reading)[:, first:last]
         first_byte, end_byte = first // 2, (last + 1) // 2
+        pads = unpack_nibbles(part, even_high=reading.even_high)[:, -1]
+        has_pad = last == entry.in_features and last % 2 == 1
         return cls(
             entry.name,
             reading,
@@ -92,6 +96,7 @@ class Dump:
                     scale=float(packed.scales[start + i]),
                     file_offset=place + (start + i) * width,
                     packed=part[i, first_byte:end_byte].tobytes(),
+                    pad=int(pads[i]) if has_pad else None,
                     nibbles=[int(v) for v in nibbles[i]],
                     codes=[int(v) for v in codes[i]],
                     values=[float(v * packed.scales[start + i]) for v in codes[i]],
@@ -127,7 +132,10 @@ class Dump:
         yield [(f"{self.name} read as {self.layout.name}: {order}, {encoding}", "bold")]
         for row in self.rows:
             yield []
-            yield [(f"row {row.row}", "bold cyan"), (f"  scale {row.scale:.9g}  file offset {row.file_offset:,}", "")]
+            yield [
+                (f"row {row.row}", "bold cyan"),
+                (f"  scale {row.scale:.9g}  file offset {row.file_offset} (0x{row.file_offset:x})", ""),
+            ]
             # Whole bytes on each line: it starts at an even column.
             start = -(self.first_column % 2)
             while start < len(row.codes):
@@ -140,13 +148,21 @@ class Dump:
         high = [(k % 2 == 0) == self.layout.even_high for k in ks]
         styles = [_HIGH if is_high else _LOW for is_high in high]
         data = [f"{row.packed[k // 2 - self.first_byte]:02X}" if i == 0 or k % 2 == 0 else "" for i, k in enumerate(ks)]
-        plain = [""] * len(ks)
-        yield _line("k", [str(k) for k in ks], ["dim"] * len(ks))
-        yield _line("byte", data, plain)
-        yield _line("half", ["high" if is_high else "low" for is_high in high], styles)
-        yield _line("nibble", [f"{row.nibbles[i]:X}" for i in columns], styles)
-        yield _line("code", [str(row.codes[i]) for i in columns], plain)
-        yield _line("value", [f"{row.values[i]:.4g}" for i in columns], plain)
+        cells = [
+            [str(k) for k in ks],
+            data,
+            ["high" if is_high else "low" for is_high in high],
+            [f"{row.nibbles[i]:X}" for i in columns],
+            [str(row.codes[i]) for i in columns],
+            [f"{row.values[i]:.4g}" for i in columns],
+        ]
+        if row.pad is not None and stop == len(row.codes):
+            pad = ("pad", "", "low" if self.layout.even_high else "high", f"{row.pad:X}", "", "")
+            for line, cell in zip(cells, pad, strict=True):
+                line.append(cell)
+            styles.append("dim")
+        for title, line in zip(("k", "byte", "half", "nibble", "code", "value"), cells, strict=True):
+            yield _line(title, line, styles if title in ("half", "nibble") else ["dim" * (title == "k")] * len(line))
 
 
 def hex_lines(dump: Dump) -> Iterator[str]:

@@ -61,7 +61,7 @@ def command(
     """Show what is in a file: metadata, tensors, sizes and digests, or the nibbles of one tensor.
 
     It is for broken files too: what a reader would refuse is reported, what can be shown is shown, and the exit code
-    is 1. A file that is no container is listed with what pack would make of it.
+    is 1. Of a file that is no container the tensors are listed.
 
     \b
     Example:

@@ -85,7 +85,7 @@ def run(argv: Sequence[str]) -> int:
     with contextlib.suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, _terminate)  # so that half-written files are cleaned up as after Ctrl-C
     try:
-        result = cli.main(args=list(argv), prog_name="qcs4w", standalone_mode=False)
+        result = cli.main(args=list(argv) or ["--help"], prog_name="qcs4w", standalone_mode=False)
         sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except (KeyboardInterrupt, click.Abort):

@@ -7,7 +7,7 @@ import click
 from .console import Console
 from .main import COMMANDS
 from .options import PATH, common_options, force_option
-from .report import carried_table, pack_document, pack_table, plural, size
+from .report import carried_table, pack_document, pack_table, pack_warnings, plural, size
 
 
 @click.command("pack", short_help=COMMANDS["pack"])
@@ -68,7 +68,7 @@ def command(
         raise UsageError(
             f"{output}: a container is a .safetensors file", hint=f"-o {output.with_suffix('.safetensors')}"
         )
-    with console.progress("packing", unit_bytes=True) as progress:
+    with console.progress("packing", unit_bytes=True, wanted=not dry_run) as progress:
         report = pack_file(
             source,
             output,
@@ -84,6 +84,8 @@ def command(
         console.answer(carried_table(report))
     for what in report.left_out:
         console.warn(f"not in the output: {what}")
+    for warning in pack_warnings(report):
+        console.warn(warning)
     others = "left out" if packed_only else "copied"
     console.answer(
         f"\n{'would pack' if dry_run else 'packed'} {plural(len(report.packed), 'tensor')}, "

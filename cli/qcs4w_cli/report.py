@@ -68,11 +68,14 @@ def print_rich(table: Table, stream: Any, *, colour: bool) -> None:
     drawn = RichTable(header_style="bold", box=None, pad_edge=False)
     for index, title in enumerate(table.columns):
         style = table.styles[index] if index < len(table.styles) else ""
-        is_right = title.startswith(">")
-        drawn.add_column(title.lstrip(">"), justify="right" if is_right else "left", style=style, overflow="fold")
+        drawn.add_column(
+            title.lstrip(">"), justify="right" if title.startswith(">") else "left", style=style, no_wrap=True
+        )
     for row in table.rows:
         drawn.add_row(*(Text(clean(cell), style=_CELL_STYLES.get(cell, "")) for cell in row))
-    Console(file=stream, no_color=not colour, highlight=False).print(drawn)
+    # As wide as the text: a line too long for the terminal is wrapped by it, and a name can still be copied.
+    width = max(map(len, table.plain().splitlines()))
+    Console(file=stream, no_color=not colour, highlight=False, width=width + 1).print(drawn, soft_wrap=True)
 
 
 def print_styled(lines: Iterable[list[Span]], stream: Any) -> None:
@@ -124,6 +127,12 @@ def milliseconds(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.2f}"
 
 
+def quoted(names: Sequence[str], most: int = 3) -> str:
+    """Return "'a', 'b', 'c' and 4 more"."""
+    listed = ", ".join(f"'{name}'" for name in names[:most])
+    return listed + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
 def plural(count: int, noun: str) -> str:
     """Return "1 row", "2 rows"."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
@@ -144,7 +153,8 @@ def pack_table(report: "PackReport") -> Table:
                 [tensor.reason] * report.is_dry_run
                 + ["transposed"] * tensor.entry.transposed
                 + [f"also {alias}" for alias in tensor.entry.aliases]
-                + tensor.warnings
+                + ["ExecuTorch WebGPU: refused"] * tensor.entry.executorch_refuses
+                + [f"{plural(tensor.floored_rows, 'row')} at the scale floor"] * bool(tensor.floored_rows)
             ),
         )
         for tensor in report.packed
@@ -154,6 +164,24 @@ def pack_table(report: "PackReport") -> Table:
         rows = [row[:5] + row[7:] for row in rows]
         titles = titles[:5] + titles[7:]
     return Table(titles, rows, ("cyan",))
+
+
+def pack_warnings(report: "PackReport") -> list[str]:
+    """Return each kind of warning once, with the number of tensors that it concerns."""
+    refused = [t.entry.name for t in report.packed if t.entry.executorch_refuses]
+    floored = [t.entry.name for t in report.packed if t.floored_rows]
+    texts = []
+    if refused:
+        texts.append(
+            "ExecuTorch's WebGPU runtime will refuse what has N·ceil(K/2) no multiple of 4: "
+            f"{plural(len(refused), 'tensor')}, {quoted(refused)}"
+        )
+    if floored:
+        texts.append(
+            "rows with absmax below 8.9e-7 met the scale floor and lost precision: "
+            f"{plural(len(floored), 'tensor')}, {quoted(floored)}"
+        )
+    return texts
 
 
 def carried_table(report: "PackReport") -> Table:
@@ -251,49 +279,51 @@ def verdict_lines(result: dict[str, Any], name_width: int = 0) -> list[list[Span
     parts = [
         f"{result['tensor']:<{name_width}}",
         f"{shape:<13}",
-        f"exact {'equal' if exact['match'] else 'DIFFERS'}",
-        f"{'within' if bounded['match'] else 'BEYOND'} bound, worst {_worst(bounded['worst'])}",
+        f"exact {'DIFFERS' if exact['failures'] else 'equal'}",
+        f"{'BEYOND' if bounded['failures'] else 'within'} bound, worst {_worst(bounded['worst'])}",
     ]
     if source is not None:
         fits = "equal" if source["equal_bytes"] else "fits" if source["match"] else "DIFFERS"
-        parts.append(f"source {fits}, off by {source['quantization_error']['relative']:.4f}")
+        parts.append(f"source {fits}, quantization error {source['quantization_error']['relative']:.4f}")
     status: Span = ("pass", "green") if passed else ("FAIL", "bold red")
     lines: list[list[Span]] = [[status, ("  " + "  ".join([*parts, result["kernel"]]), "")]]
     for name, probe in (("exact", exact), ("bounded", bounded)):
-        if not probe["match"]:
-            lines += [[(f"      {name}: {text}", "")] for text in _faults(probe)]
+        lines += [[(f"      {name}: {text}", "")] for text in _faults(probe, result["out_features"])]
+    if exact["match"] and bounded["failures"]:
+        lines.append(
+            [("      the codes are read right: look at the scales, or at inputs that are no small integers", "")]
+        )
     if source is not None and not source["match"]:
         lines.append([(f"      source: {_source_fault(source)}", "")])
-    if not passed:
-        for cause in result["causes"]:
-            lines.append([("      likely cause: ", ""), (cause["name"], "bold"), (f" ({cause['evidence']})", "")])
-        if not result["causes"]:
-            lines.append([("      likely cause: none of the known ones fits", "")])
+    for cause in result["causes"]:
+        lines.append([("      likely cause: ", ""), (cause["name"], "bold"), (f" ({cause['evidence']})", "")])
+    told = exact["unwritten"] or bounded["unwritten"] or not exact["guards_intact"] or not bounded["guards_intact"]
+    if not passed and not result["causes"] and not told:
+        lines.append([("      likely cause: none of the known ones fits", "")])
     return lines + [[(f"      note: {warning}", "yellow")] for warning in result["warnings"]]
 
 
 def _worst(worst: dict[str, Any]) -> str:
     share = worst["error"] / worst["bound"] if worst["bound"] else math.inf if worst["error"] else 0.0
     place = f"y[{worst['row']}, {worst['column']}]"
-    return f"{share:<6.2g} of it at {place:<12}"
+    return f"{share:<7.2g} of it at {place:<12}"
 
 
-def _faults(probe: dict[str, Any]) -> list[str]:
+def _faults(probe: dict[str, Any], out_features: int) -> list[str]:
     texts = []
     if probe["failures"]:
-        worst = probe["worst"]
-        columns = ", ".join(str(n) for n in probe["wrong_columns"])
-        more = ", …" if probe["wrong_column_count"] > len(probe["wrong_columns"]) else ""
-        where = plural(probe["wrong_column_count"], "column")
+        worst, count = probe["worst"], probe["wrong_column_count"]
+        columns = ", ".join(str(n) for n in probe["wrong_columns"]) + ", …" * (count > len(probe["wrong_columns"]))
+        where = "in every column" if count == out_features else f"in {plural(count, 'column')} (n = {columns})"
         texts.append(
-            f"{probe['failures']:,} of {probe['elements']:,} elements wrong, in {where} "
-            f"(n = {columns}{more}); worst y[{worst['row']}, {worst['column']}] = {worst['value']:.9g}, "
-            f"expected {worst['expected']:.9g}, error {worst['error']:.3g}, bound {worst['bound']:.3g}"
+            f"{probe['failures']:,} of {probe['elements']:,} elements wrong, {where}; "
+            f"worst y[{worst['row']}, {worst['column']}] = {worst['value']:.9g}, expected {worst['expected']:.9g}, "
+            f"error {worst['error']:.3g}, bound {worst['bound']:.3g}"
         )
     if probe["unwritten"]:
-        texts.append(f"{plural(probe['unwritten'], 'element')} never written")
+        texts.append(f"{plural(probe['unwritten'], 'element')} never written: too few workgroups, or a store left out")
     if not probe["guards_intact"]:
-        texts.append("something was written behind y")
+        texts.append("something was written behind y: a store without a bounds check")
     return texts
 
 

@@ -1,5 +1,6 @@
 """The run command."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -8,13 +9,13 @@ import click
 from .console import Console, write_data
 from .main import COMMANDS
 from .options import PATH, adapter_options, common_options, force_option, standard_input
-from .report import Table, adapter_document, milliseconds
+from .report import Table, adapter_document, milliseconds, quoted
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from qcs4w_gpu import Gpu, Linear, Run
+    from qcs4w_gpu import Gpu
     from qcs4w_packer import Container, PackedEntry
 
 
@@ -29,8 +30,17 @@ if TYPE_CHECKING:
     help="Inputs [..., K]: .npy, .npz, .safetensors or .pt; - reads a .npy from stdin.",
 )
 @click.option("-o", "--output", type=PATH, help="Outputs [..., N], float32, by suffix; - writes a .npy to stdout.")
-@click.option("--tensor", metavar="NAME", help="Run this one; by default all that the input file names.")
+@click.option(
+    "--tensor", "tensors", multiple=True, metavar="NAME", help="Run this one, not all that the input names. Repeatable."
+)
 @click.option("--no-bias", is_flag=True, help="Leave out the bias that the file has.")
+@click.option(
+    "--repeat",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Run so often; the kernel's time is the median of all but the first, which compiles.",
+)
 @force_option
 @adapter_options
 @common_options
@@ -38,8 +48,9 @@ def command(
     packed: Path,
     input_path: Path,
     output: Path | None,
-    tensor: str | None,
+    tensors: tuple[str, ...],
     no_bias: bool,
+    repeat: int,
     force: bool,
     adapter: str | None,
     require_gpu: bool,
@@ -58,7 +69,7 @@ def command(
     from qcs4w_gpu import Gpu
     from qcs4w_gpu.webgpu import engine_version
     from qcs4w_packer import Container, UsageError, open_source
-    from qcs4w_packer.arrays import check_output_format, npy_bytes, pair_inputs, read_array, save_arrays
+    from qcs4w_packer.arrays import check_output_format, npy_bytes, output_name, pair_inputs, read_array, save_arrays
     from qcs4w_packer.files import check_target
 
     to_stdout = output is not None and str(output) == "-"
@@ -66,7 +77,10 @@ def command(
     outputs: dict[str, NDArray[np.float32]] = {}
     results: list[dict[str, Any]] = []
     with Container(packed) as container, standard_input(input_path) as path, open_source(path) as inputs:
-        pairs = pair_inputs(container, inputs, tensor)
+        pairs = [pair for name in tensors or (None,) for pair in pair_inputs(container, inputs, name)]
+        unused = [name for name in inputs.tensors if name not in {array_name for _, array_name in pairs}]
+        if unused and not tensors:
+            console.warn(f"{input_path}: no packed tensor is named {quoted(unused)}")
         if to_stdout and len(pairs) > 1:
             raise UsageError(f"{len(pairs)} outputs do not fit into one .npy on stdout", hint="write a file with -o")
         if output is not None and not to_stdout:
@@ -74,13 +88,14 @@ def command(
             check_target(output, force=force, sources=(packed, input_path))
         with Gpu(adapter, require_gpu=require_gpu) as gpu:
             console.note(f"adapter: {gpu.adapter}; {gpu.reason}")
+            job = _Job(gpu, container, console, with_bias=not no_bias, repeat=repeat)
             with console.progress("running") as progress:
                 for entry, array_name in pairs:
+                    progress(0, len(pairs), entry.name)
                     x = read_array(inputs, array_name)
-                    linear, ran = _run(gpu, container, entry, x, console, with_bias=not no_bias)
-                    name = entry.name if inputs.nameless else array_name
-                    outputs[name] = ran.y.reshape(*x.shape[:-1], entry.out_features)
-                    results.append(_result(entry, linear, ran))
+                    y, result = job.run(entry, x)
+                    outputs[output_name(entry, array_name)] = y
+                    results.append(result)
                     progress(1, len(pairs), entry.name)
         if to_stdout:
             write_data(npy_bytes(next(iter(outputs.values()))))
@@ -99,6 +114,7 @@ def command(
             "packed": str(packed),
             "input": str(input_path),
             "output": None if output is None else str(output),
+            "unused_inputs": unused,
             "results": results,
         },
         0,
@@ -106,46 +122,49 @@ def command(
     return 0
 
 
-def _run(
-    gpu: "Gpu",
-    container: "Container",
-    entry: "PackedEntry",
-    x: "NDArray[np.float32]",
-    console: Console,
-    *,
-    with_bias: bool,
-) -> "tuple[Linear, Run]":
-    """Upload one weight, run it on x once, and free it."""
-    from qcs4w_gpu import DomainError, Linear
-    from qcs4w_gpu.judge import check_domain
-    from qcs4w_gpu.linear import as_rows
+@dataclass(frozen=True)
+class _Job:
+    """What every tensor is run with."""
 
-    weight = container.load(entry.name)
-    rows = as_rows(x, entry.in_features, name=entry.name)
-    try:
-        check_domain(weight, rows)
-    except DomainError as error:
-        console.warn(f"{entry.name}: {error}")
-    linear = Linear(gpu, weight, bias=container.bias(entry) if with_bias else None)
-    try:
-        return linear, linear.run(rows)
-    finally:
-        linear.close()
+    gpu: "Gpu"
+    container: "Container"
+    console: Console
+    with_bias: bool
+    repeat: int
 
+    def run(self, entry: "PackedEntry", x: "NDArray[np.float32]") -> "tuple[NDArray[np.float32], dict[str, Any]]":
+        """Upload one weight, run it on x, free it; return y and the JSON form of what happened."""
+        from statistics import median
 
-def _result(entry: "PackedEntry", linear: "Linear", ran: "Run") -> dict[str, Any]:
-    return {
-        "tensor": entry.name,
-        "rows": ran.plan.rows,
-        "out_features": entry.out_features,
-        "in_features": entry.in_features,
-        "bias": linear.has_bias,
-        "kernel": ran.plan.kernel.name,
-        "upload_weights_ms": linear.upload_ms,
-        "upload_input_ms": ran.timing.upload_ms,
-        "kernel_ms": ran.timing.kernel_ms,
-        "readback_ms": ran.timing.readback_ms,
-    }
+        from qcs4w_gpu import DomainError, Linear
+        from qcs4w_gpu.judge import check_domain
+        from qcs4w_gpu.linear import as_rows
+
+        weight = self.container.load(entry.name)
+        rows = as_rows(x, entry.in_features, name=entry.name)
+        try:
+            check_domain(weight, rows)
+        except DomainError as error:
+            self.console.warn(f"{entry.name}: {error}")
+        linear = Linear(self.gpu, weight, bias=self.container.bias(entry) if self.with_bias else None)
+        try:
+            runs = [linear.run(rows) for _ in range(self.repeat)]
+        finally:
+            linear.close()
+        last = runs[-1]
+        times = [ran.timing.kernel_ms for ran in runs[1:] or runs if ran.timing.kernel_ms is not None]
+        return last.y.reshape(*x.shape[:-1], entry.out_features), {
+            "tensor": entry.name,
+            "rows": last.plan.rows,
+            "out_features": entry.out_features,
+            "in_features": entry.in_features,
+            "bias": linear.has_bias,
+            "kernel": last.plan.kernel.name,
+            "upload_weights_ms": linear.upload_ms,
+            "upload_input_ms": last.timing.upload_ms,
+            "kernel_ms": median(times) if times else None,
+            "readback_ms": last.timing.readback_ms,
+        }
 
 
 def _table(results: list[dict[str, Any]]) -> Table:

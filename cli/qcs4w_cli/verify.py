@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import click
 from .console import Console, describe_error, print_error
 from .main import COMMANDS, EXIT_ERROR, EXIT_FAILED
 from .options import PATH, adapter_options, common_options, read_file_list, standard_input
-from .report import adapter_document, error_document, plural, verdict_document, verdict_lines
+from .report import adapter_document, error_document, plural, quoted, verdict_document, verdict_lines
 
 if TYPE_CHECKING:
     from qcs4w_gpu import Gpu, Kernel
@@ -28,7 +28,13 @@ if TYPE_CHECKING:
     type=PATH,
     help="The float weights that the file was packed from: hold the packed bytes against them too.",
 )
-@click.option("-x", "--input", "input_path", type=PATH, help="Judge on these inputs in place of random rows.")
+@click.option(
+    "-x",
+    "--input",
+    "input_path",
+    type=PATH,
+    help="Judge on these inputs, in place of random rows, the tensors that they name.",
+)
 @click.option("--rows", type=click.IntRange(min=1), default=4, show_default=True, help="Rows of random input.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all random numbers.")
 @click.option("--kernel", metavar="NAME|FILE", help="Judge this kernel: one of ours by name, or a .wgsl file of yours.")
@@ -87,6 +93,7 @@ def command(
             for result, name_width in job.verify_file(path, tensors):
                 results.append(result)
                 _show(result, name_width, console)
+    unused = [name for name in inputs.tensors if name not in job.used_inputs] if inputs and not tensors else []
     counts = Counter(result["status"] for result in results)
     code = EXIT_ERROR if counts["error"] else EXIT_FAILED if counts["fail"] else 0
     summary = {status: counts[status] for status in ("pass", "fail", "error")}
@@ -94,6 +101,10 @@ def command(
         f"\n{plural(len(results), 'tensor')}: {counts['pass']} passed, {counts['fail']} failed, "
         f"{counts['error']} could not be checked"
     )
+    if unused:
+        console.warn(f"{input_path}: no packed tensor is named {quoted(unused)}")
+    if job.unchecked:
+        console.warn(f"not checked, for want of an input: {quoted([item['tensor'] for item in job.unchecked])}")
     console.document(
         {
             "engine": engine_version(),
@@ -101,6 +112,8 @@ def command(
             "seed": seed,
             "rounding_factor": factor,
             "summary": summary,
+            "unused_inputs": unused,
+            "unchecked": job.unchecked,
             "results": results,
         },
         code,
@@ -119,6 +132,8 @@ class _Job:
     seed: int
     kernel: "Kernel | None"
     rounding_factor: int
+    used_inputs: set[str] = field(default_factory=set)
+    unchecked: list[dict[str, str]] = field(default_factory=list)
 
     def verify_file(self, path: Path, names: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], int]]:
         """Yield the JSON form of a result for each tensor; what cannot be checked is a result too.
@@ -139,6 +154,11 @@ class _Job:
                 try:
                     if self.inputs is not None:
                         pairs = pair_inputs(container, self.inputs, name)
+                        self.used_inputs.update(array_name for _, array_name in pairs)
+                        if name is None:
+                            checked = {entry.name for entry, _ in pairs}
+                            left = (other for other in container.entries if other not in checked)
+                            self.unchecked.extend({"file": str(path), "tensor": other} for other in left)
                     elif name is not None:
                         pairs = [(container.entry(name), "")]
                     else:
@@ -179,6 +199,7 @@ def _failure(path: Path, tensor: str | None, error: Exception) -> dict[str, Any]
 
 def _show(result: dict[str, Any], name_width: int, console: Console) -> None:
     if "error" in result:
+        console.answer_styled([[("ERROR", "bold red"), (f"  {result['tensor'] or result['file']}  not checked", "")]])
         if not console.as_json:
             print_error(result["error"]["message"], result["error"]["hint"])
         return

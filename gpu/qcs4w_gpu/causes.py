@@ -55,7 +55,7 @@ def causes_of_output(
 
     baseline = residual(RIGHT)
     found = [(residual(reading), reading) for reading in readings(packed.in_features) if reading.faults]
-    return _best(found, baseline, "leaves {residual:.2g} of y unexplained, the right reading {baseline:.2g}")
+    return _best(found, baseline, "read so, y is off by {residual:.2g}, read as qcs4w by {baseline:.2g}")
 
 
 def causes_of_weights(packed: PackedLinear, weight: NDArray[np.float32]) -> list[Cause]:
@@ -76,7 +76,9 @@ def causes_of_weights(packed: PackedLinear, weight: NDArray[np.float32]) -> list
 
     baseline = residual(RIGHT)
     found = [(residual(reading), reading) for reading in readings() if reading.faults]
-    return _best(found, baseline, "read so, the weights are {residual:.2g} off the source, as qcs4w {baseline:.2g}")
+    return _best(
+        found, baseline, "read so, the weights are off the source by {residual:.2g}, read as qcs4w by {baseline:.2g}"
+    )
 
 
 def _best(found: list[tuple[float, Reading]], baseline: float, evidence: str) -> list[Cause]:

@@ -82,7 +82,9 @@ class Gpu(Closing):
         self._pipelines: dict[str, tuple[Any, Any]] = {}
         self._fence = self._device.create_buffer(size=4, usage=self._flags.COPY_SRC)
         self._clock: tuple[Any, Any, float] | None = None
-        self.finish()  # the driver sets itself up at the first use, which is no part of anybody's upload
+        # The driver sets itself up at the first use, which is no part of anybody's upload.
+        self.upload(np.zeros(1, np.float32)).free()
+        self.finish()
         if "timestamp-query" in self._device.features:
             self._clock = (
                 self._device.create_query_set(type="timestamp", count=2),

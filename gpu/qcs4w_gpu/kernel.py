@@ -7,6 +7,7 @@ constants; `row_align` is what K_packed must be a multiple of.
 
 import ast
 import math
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,12 +79,13 @@ def shipped_kernel(name: str) -> Kernel:
     return parse_kernel(name, (files("qcs4w_gpu") / "kernels" / f"{name}.wgsl").read_text("utf-8"))
 
 
-def read_kernel(path: Path) -> Kernel:
+def read_kernel(path: str | os.PathLike[str]) -> Kernel:
     """Read a user's kernel file.
 
     Raises:
         KernelError: it cannot be read, or does not keep the contract.
     """
+    path = Path(path)
     try:
         return parse_kernel(path.stem, path.read_text("utf-8"))
     except OSError as error:

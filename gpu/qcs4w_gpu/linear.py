@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from qcs4w_packer import PackedLinear
 from qcs4w_packer.errors import NonFiniteError, UsageError
@@ -96,8 +96,9 @@ class Linear:
         """Whether a bias is added."""
         return self._bias is not None
 
-    def __call__(self, x: NDArray[np.floating]) -> NDArray[np.float32]:
-        """Return y, float32, shape (..., N), for x of shape (..., K)."""
+    def __call__(self, x: ArrayLike) -> NDArray[np.float32]:
+        """Return y, float32, shape (..., N), for x of shape (..., K), an array or what NumPy makes one of."""
+        x = np.asarray(x)
         return self.run(as_rows(x, self.in_features)).y.reshape(*x.shape[:-1], self.out_features)
 
     def run(self, x: NDArray[np.floating], *, guard_words: int = 0) -> Run:

@@ -204,4 +204,4 @@ def _warnings(packed: PackedLinear) -> list[str]:
     rows = wrong_pad_rows(packed.packed, packed.in_features)
     if not rows:
         return []
-    return [f"the pad nibble of {rows} rows is not 8: K is odd and was padded after the shift"]
+    return [f"K is odd, and the pad nibble of {rows} rows is not 8: padded after the shift, or the nibbles are swapped"]

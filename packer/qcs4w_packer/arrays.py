@@ -27,8 +27,9 @@ def read_array(source: Source, name: str) -> NDArray[np.float32]:
     """
     tensor = source.tensors[name]
     if tensor.dtype not in FLOAT_DTYPES or not tensor.shape:
+        what = "it" if source.nameless else f"'{name}'"
         raise SourceError(
-            f"{source.path}: '{name}' is {tensor.dtype} {list(tensor.shape)}, expected floats of shape [..., K]"
+            f"{source.path}: {what} is {tensor.dtype} {list(tensor.shape)}, expected floats of shape [..., K]"
         )
     return tensor.read()
 
@@ -53,7 +54,7 @@ def pair_inputs(container: Container, inputs: Source, wanted: str | None = None)
     single = next(iter(inputs.tensors)) if len(inputs.tensors) == 1 else None
     entries = [container.entry(wanted)] if wanted else list(container.entries.values())
     by_name = {name: entry for entry in entries for name in (entry.name, *entry.aliases)}
-    by_module = {name.removesuffix(".weight"): entry for name, entry in by_name.items()}
+    by_module = {_module(name): entry for name, entry in by_name.items()}
     owner = by_module | by_name  # a tensor's own name beats a module's
     pairs = [(owner[name], name) for name in inputs.tensors if name in owner]
     if pairs:
@@ -66,6 +67,16 @@ def pair_inputs(container: Container, inputs: Source, wanted: str | None = None)
         f"{inputs.path}: no array is named after a packed tensor of {container.path} (arrays: {names})",
         hint=f"name it '{name}', or give one array and choose with --tensor",
     )
+
+
+def output_name(entry: PackedEntry, array_name: str) -> str:
+    """Return the name for the output of a linear: that of its input where it names the linear, else the linear's."""
+    names = (entry.name, *entry.aliases)
+    return array_name if array_name in (*names, *map(_module, names)) else entry.name
+
+
+def _module(name: str) -> str:
+    return name.removesuffix(".weight")
 
 
 def save_arrays(

@@ -99,7 +99,7 @@ def pack_file(
         packed_only: do not carry the other tensors along.
         force: replace an output that is there.
         dry_run: decide, measure sizes, and write nothing.
-        progress: called as the work proceeds.
+        progress: called as the work proceeds with the bytes of source just done, those to do in all, and the tensor.
 
     Raises:
         Qcs4wError: as `open_source`, `choose`, `pack_rows` and `replacing` do; the output is then as it was.
@@ -114,7 +114,7 @@ def pack_file(
         carried = [choice for choice in choices if choice.action == "carry"]
         tied = {choice.tensor.name: choice.alias_of for choice in packing if choice.alias_of}
         owners = [choice for choice in packing if not choice.alias_of]
-        entries = [_entry(choice, tied) for choice in owners]
+        entries = [_entry(choice, tied, source) for choice in owners]
         copied = [] if packed_only else [choice.tensor for choice in carried]
         writer = ContainerWriter(
             entries, (Planned(t.name, t.dtype, t.shape) for t in copied), {} if packed_only else source.metadata
@@ -171,10 +171,13 @@ def source_weight(source: Source, entry: PackedEntry) -> NDArray[np.float32]:
         SelectionError: it is not a float matrix.
     """
     name = entry.stack or entry.name
+    module = name.removesuffix(".weight")
     if source.nameless and len(source.tensors) == 1:
         tensor = next(iter(source.tensors.values()))
     elif name in source.tensors:
         tensor = source.tensors[name]
+    elif module in source.tensors:
+        tensor = source.tensors[module]
     else:
         raise UnknownTensorError(f"{source.path}: no tensor '{name}'", hint=did_you_mean(name, source.tensors))
     if entry.stack and len(tensor.shape) == 3:
@@ -211,15 +214,16 @@ def _read_transposed(tensor: SourceTensor) -> NDArray[np.float32]:
     return np.ascontiguousarray(stored.T)
 
 
-def _entry(choice: Choice, tied: dict[str, str]) -> PackedEntry:
+def _entry(choice: Choice, tied: dict[str, str], source: Source) -> PackedEntry:
     name = choice.tensor.name
+    aliases = [alias for alias, owner in tied.items() if owner == name] + source.aliases_of(name)
     return PackedEntry(
         name,
         choice.out_features,
         choice.in_features,
         source_dtype=choice.tensor.dtype,
         transposed=choice.transposed,
-        aliases=tuple(alias for alias, owner in tied.items() if owner == name),
+        aliases=tuple(aliases),
         stack=choice.stack,
     )
 

@@ -1,8 +1,8 @@
 """Which tensors of a file are packed: by default from their names and shapes, by request from patterns."""
 
 import difflib
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -18,11 +18,13 @@ class Rule:
     reason: str
 
 
+_HEAD = "output head, packed on request"
 _ROUTER = "router of experts"  # `*.gate.weight` is one too, where its block has experts: see _skip_reason
 
 #: Tensors that look like linear weights and are not taken unless asked for.
 SKIP_RULES = (
     Rule("*embed*", "embedding"),
+    Rule("*emb.weight", "embedding"),
     Rule("*wte.weight", "embedding"),
     Rule("*wpe.weight", "embedding"),
     Rule("*shared.weight", "embedding"),
@@ -30,9 +32,10 @@ SKIP_RULES = (
     Rule("*norm.weight", "norm"),
     Rule("*norm?.weight", "norm"),
     Rule("*ln_?.weight", "norm"),
-    Rule("*lm_head*", "output head: by request"),
-    Rule("head.weight", "output head: by request"),
-    Rule("*.head.weight", "output head: by request"),
+    Rule("*lm_head*", _HEAD),
+    Rule("head.weight", _HEAD),
+    Rule("*.head.weight", _HEAD),
+    Rule("output.weight", _HEAD),
     Rule("*.router.weight", _ROUTER),
     Rule("*.shared_expert_gate.weight", _ROUTER),
 )
@@ -109,11 +112,12 @@ def choose(source: Source, request: Request | None = None) -> list[Choice]:
         SelectionError: a tensor that was asked for cannot be packed, a Conv1D weight has no direction,
             an fp8 weight would be chosen, or nothing is left to pack.
     """
-    request = request or Request()
+    request = _with_full_names(request or Request(), source)
     _check_patterns(source, request)
+    kept = _kept_memory(source)
     choices: list[Choice] = []
     for tensor in source.tensors.values():
-        chosen, reason = _wanted(tensor, source, request)
+        chosen, reason = _wanted(tensor, source, request, kept)
         if not chosen:
             choices.append(Choice(tensor, "carry", reason))
             continue
@@ -144,7 +148,8 @@ def did_you_mean(name: str, known: Collection[str]) -> str | None:
 def _check_patterns(source: Source, request: Request) -> None:
     for name in request.tensors:
         if name not in source.tensors:
-            raise UnknownTensorError(f"{source.path}: no tensor '{name}'", hint=did_you_mean(name, source.tensors))
+            matrices = [n for n, tensor in source.tensors.items() if _unfit(tensor) is None]
+            raise UnknownTensorError(f"{source.path}: no tensor '{name}'", hint=did_you_mean(name, matrices))
     for option in ("include", "exclude", "transpose", "no_transpose"):
         patterns: tuple[str, ...] = getattr(request, option)
         for pattern in patterns:
@@ -158,7 +163,22 @@ def _check_patterns(source: Source, request: Request) -> None:
         raise SelectionError(f"tensor '{both[0]}' is matched by both --transpose and --no-transpose")
 
 
-def _wanted(tensor: SourceTensor, source: Source, request: Request) -> tuple[bool, str]:
+def _with_full_names(request: Request, source: Source) -> Request:
+    """Let a module's name stand for its weight's, as the other commands do."""
+    full = (n if n in source.tensors or f"{n}.weight" not in source.tensors else f"{n}.weight" for n in request.tensors)
+    return replace(request, tensors=tuple(full))
+
+
+def _kept_memory(source: Source) -> dict[Hashable, str]:
+    """Return the memory of tensors that the table leaves alone, with the reason: what is tied to one is left too."""
+    return {
+        tensor.storage: f"tied to {tensor.name} ({reason})"
+        for tensor in source.tensors.values()
+        if tensor.storage is not None and (reason := _skip_reason(tensor.name, source))
+    }
+
+
+def _wanted(tensor: SourceTensor, source: Source, request: Request, kept: Mapping[Hashable, str]) -> tuple[bool, str]:
     """Say whether a tensor is to be packed, and why."""
     name = tensor.name
     by_name = name in request.tensors
@@ -184,11 +204,13 @@ def _wanted(tensor: SourceTensor, source: Source, request: Request) -> tuple[boo
         return True, "asked for by --transpose"
     if len(tensor.shape) == 3:
         return False, f"3-D {list(tensor.shape)}: split into matrices by request (--include '{name}')"
-    skip = _skip_reason(name, source)
+    skip = next(
+        (s for n in (name, *source.aliases_of(name)) if (s := _skip_reason(n, source))), kept.get(tensor.storage)
+    )
     if skip or not matches(name, LINEAR_NAMES):
         return False, skip or unfit or "not a linear weight by name"
     _refuse_fp8(tensor, source)
-    return not unfit, unfit or "linear weight"
+    return not unfit, unfit or "linear weight by name"
 
 
 def _refuse_fp8(tensor: SourceTensor, source: Source) -> None:

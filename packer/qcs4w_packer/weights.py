@@ -109,6 +109,10 @@ class Source(Closing):
     left_out: tuple[str, ...] = ()
     closer: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
+    def aliases_of(self, name: str) -> list[str]:
+        """Return a tensor's other names in the metadata, where safetensors.torch.save_model puts tied ones."""
+        return [alias for alias, owner in self.metadata.items() if owner == name and alias not in self.tensors]
+
     def close(self) -> None:
         """Close the file; fetching afterwards is an error."""
         self.closer()
