@@ -138,6 +138,61 @@ def test_what_a_reader_refuses_is_reported(
     assert qcs4w("verify", odd).code == 2
 
 
+def described(packed_file: Path, change: dict[str, object]) -> Path:
+    """The packed file with a changed description of its first tensor, or other keys of the document."""
+    with Container(packed_file) as container:
+        document = container.document
+    for key, value in change.items():
+        (document if key in document else document["tensors"]["layers.0.fc.weight"])[key] = value
+    path = packed_file.with_name("changed.safetensors")
+    save_file(load_file(packed_file), path, metadata={"qcs4w": json.dumps(document)})
+    return path
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"packed_sha256": "xyz"},
+        {"aliases": ["\ud800"]},
+        {"method": 7},
+        {"tool": [[[[]]]]},
+        {"tool": "\x1b[31mEVIL\npass"},
+        {"nibble_order": "\x1b]0;EVIL\x07"},
+        {"nibble_order": "\ud800"},
+        {"version": 10**40},
+    ],
+    ids=repr,
+)
+def test_odd_metadata_is_shown_safely(change: dict[str, object], packed_file: Path, qcs4w: CommandLine) -> None:
+    """Whatever a document says, it is reported in the schema's terms and without control characters."""
+    path = described(packed_file, change)
+    result = qcs4w("inspect", path)
+    assert result.code in (0, 1)
+    assert "\x1b" not in result.out + result.err
+    assert not [line for line in result.out.splitlines() if line.startswith("pass")]
+    assert qcs4w("inspect", path, "--json").document["tensors"]
+    assert qcs4w("inspect", path, "--tensor", "layers.1.fc", "--json").document["dump"]
+
+
+def test_a_scale_that_is_not_finite(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Inspect reports a NaN among the scales, exit code 1, and dumps the row all the same."""
+    from qcs4w_packer.container_writer import ContainerWriter
+    from qcs4w_packer.files import replacing
+    from qcs4w_packer.metadata import PackedEntry
+
+    path = tmp_path / "nan.safetensors"
+    writer = ContainerWriter([PackedEntry("fc.weight", 1, 2)])
+    with replacing(path) as fd:
+        writer.begin(fd)
+        writer.write_rows("fc.weight", 0, np.full((1, 1), 0x9A, np.uint8), np.array([np.nan], np.float32))
+        writer.finish()
+    result = qcs4w("inspect", path)
+    assert result.code == 1
+    assert "the scale of row 0 is nan" in result.err
+    (row,) = qcs4w("inspect", path, "--tensor", "fc", "--json").document["dump"]["rows"]
+    assert (row["codes"], row["scale"]) == ([1, 2], "nan")
+
+
 def test_any_weight_file_is_listed(checkpoint: Path, packed_file: Path, qcs4w: CommandLine) -> None:
     """A file that is no container is listed, and dumping a tensor of it is refused with what to do."""
     result = qcs4w("inspect", checkpoint)

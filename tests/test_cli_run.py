@@ -135,7 +135,7 @@ def test_streams(packed_file: Path, tmp_path: Path, rng: np.random.Generator) ->
     [
         (np.ones((2, 12), np.float32), [], "choose one with --tensor"),
         (np.ones((2, 13), np.float32), ["--tensor", "layers.1.fc"], "expected [..., 12]"),
-        (np.ones((0, 12), np.float32), ["--tensor", "layers.1.fc"], "has no rows"),
+        (np.ones((0, 12), np.float32), ["--tensor", "layers.1.fc"], "at least one row"),
         (np.float32(1), ["--tensor", "layers.1.fc"], "expected floats of shape"),
         (np.ones((2, 12), np.int32), ["--tensor", "layers.1.fc"], "expected floats"),
         (np.full((2, 12), np.nan, np.float32), ["--tensor", "layers.1.fc"], "nan at row 0, column 0"),
@@ -152,6 +152,36 @@ def test_inputs_that_do_not_fit(
     """An input of the wrong shape, type or value, or for no known tensor, is refused with what was expected."""
     np.save(tmp_path / "x.npy", array)
     assert words in qcs4w.refused("run", packed_file, "-x", tmp_path / "x.npy", *options)
+
+
+@pytest.mark.parametrize("command", [["run"], ["verify"]], ids=lambda c: c[0])
+@pytest.mark.parametrize("shape", ["(100000000000, 12)", "(3, 100000000000)"], ids=["rows", "columns"])
+def test_a_huge_input_is_refused_before_it_is_read(
+    command: list[str], shape: str, packed_file: Path, tmp_path: Path, qcs4w: CommandLine
+) -> None:
+    """An input that cannot fit, a terabyte of holes, is refused from its header alone."""
+    from making import npy_header
+
+    path = tmp_path / "x.npy"
+    head = npy_header(shape)
+    size = int(np.prod([int(part) for part in shape.strip("()").split(",")])) * 4
+    path.write_bytes(head)
+    with path.open("r+b") as file:
+        file.truncate(len(head) + size)
+    result = qcs4w(*command, packed_file, "-x", path, "--tensor", "layers.1.fc")
+    assert result.code == 2
+    assert "max-storage-buffer-binding-size" in result.err or "expected [..., 12]" in result.err
+
+
+def test_names_that_the_output_cannot_hold(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """A name too long for a .npz is refused before anything is computed."""
+    from qcs4w_packer import pack_weight, save_container
+
+    path = tmp_path / "long.safetensors"
+    save_container(path, {"x" * 70_000: pack_weight(np.ones((2, 4), np.float32))})
+    np.save(tmp_path / "x.npy", np.ones((1, 4), np.float32))
+    assert "cannot hold" in qcs4w.refused("run", path, "-x", tmp_path / "x.npy", "-o", tmp_path / "y.npz")
+    assert qcs4w("run", path, "-x", tmp_path / "x.npy", "-o", tmp_path / "y.npy").code == 0
 
 
 def test_no_array_of_that_name(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:

@@ -1,7 +1,9 @@
 """What the host reads from a kernel's text."""
 
 import ast
+import os
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -304,3 +306,33 @@ def test_no_tile_size_stands_in_python() -> None:
     for path in Path(qcs4w_gpu.__file__).parent.glob("*.py"):
         names = {node.id for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Name)}
         assert not names & constants, path.name
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "@a " * 50_000,
+        "const a = " * 50_000,
+        "{" * 100_000 + "}" * 100_000,
+        "fn f() { return " + "(" * 3000 + "1.0" + ")" * 3000 + "; }",
+        "var<workgroup> a: " + "array<" * 1500 + "f32" + ", 1>" * 1500 + ";",
+    ],
+    ids=["attributes", "constants", "braces", "parentheses", "arrays"],
+)
+def test_a_text_that_would_keep_a_parser_busy_is_refused(extra: str) -> None:
+    """What nests or repeats beyond any kernel is refused at once, before naga or we choke on it."""
+    started = time.monotonic()
+    with pytest.raises(KernelError, match="is not read"):
+        parse_kernel("hostile", shipped_kernel("linear_naive").source + extra)
+    assert time.monotonic() - started < 5
+
+
+def test_only_regular_files_of_a_kernels_size_are_read(tmp_path: Path) -> None:
+    """A pipe, a device, a folder and a huge file are refused without being read."""
+    os.mkfifo(tmp_path / "pipe.wgsl")
+    (tmp_path / "folder.wgsl").mkdir()
+    with (tmp_path / "huge.wgsl").open("wb") as file:
+        file.truncate(1 << 40)
+    for name in ("pipe", "folder", "huge"):
+        with pytest.raises(KernelError, match=f"{name}.wgsl: (is no regular file|has 1,099)"):
+            read_kernel(tmp_path / f"{name}.wgsl")

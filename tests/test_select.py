@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from making import time_limit
 
 from qcs4w_packer import Request, SelectionError, UnknownTensorError
 from qcs4w_packer.select import SKIP_RULES, Choice, choose, did_you_mean, matches
@@ -409,3 +410,15 @@ def test_a_module_stands_for_its_weight() -> None:
     with pytest.raises(UnknownTensorError) as caught:
         packed({"fc1.weight": (4, 6), "fc1.bias": (4,)}, tensors=("fc2",))
     assert "fc1.bias" not in (caught.value.hint or "")
+
+
+def test_a_stack_of_too_many_is_no_stack() -> None:
+    """A first dimension of a million is not one of experts."""
+    with pytest.raises(SelectionError, match="1,000,000 matrices"):
+        packed({"a.weight": (1_000_000, 1, 1)}, include=("*",))
+
+
+def test_many_gates_are_looked_at_once() -> None:
+    """Forty thousand gates in one file take no time that grows with their square."""
+    with time_limit(20):
+        assert len(packed({f"l{i}.gate.weight": (1, 1) for i in range(40_000)})) == 40_000

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from .report import Span, Table, clean, error_document, to_json
+from .report import Span, Table, clean, clean_line, error_document, to_json
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class Console:
     def answer(self, what: str | Table) -> None:
         """Print a line or a table on stdout, unless JSON was asked for."""
         if not self.as_json:
-            write(what, sys.stderr if self.answers_to_stderr else sys.stdout)
+            shown = clean(what) if isinstance(what, str) else what
+            write(shown, sys.stderr if self.answers_to_stderr else sys.stdout)
 
     def answer_styled(self, lines: Iterable[list[Span]]) -> None:
         """Print lines of (text, style) pieces on stdout; styles show on a terminal only."""
@@ -44,18 +45,18 @@ class Console:
             print_styled(lines, sys.stdout)
         else:
             for line in lines:
-                write(clean("".join(text for text, _ in line).rstrip()), sys.stdout)
+                write(clean_line("".join(text for text, _ in line).rstrip()), sys.stdout)
 
     def note(self, text: str) -> None:
         """Print a note on stderr, unless quiet."""
         if not self.quiet and not self.as_json:
-            write(text, sys.stderr)
+            write(clean_line(text), sys.stderr)
 
     def warn(self, text: str) -> None:
         """Print a warning on stderr."""
         if not self.as_json:
             label = click.style("Warning:", fg="yellow") if has_colour(sys.stderr) else "Warning:"
-            write(f"{label} {clean(text)}", sys.stderr)
+            write(f"{label} {clean_line(text)}", sys.stderr)
 
     def document(self, content: dict[str, Any], exit_code: int) -> None:
         """Print the JSON document, if it was asked for."""
@@ -86,7 +87,11 @@ class Console:
 
 
 def write(what: str | Table, stream: Any) -> None:
-    """Print to a stream; a closed pipe is quiet, and what follows is thrown away."""
+    """Print to a stream; a closed pipe is quiet, and what follows is thrown away.
+
+    Raises:
+        OutputError: stdout cannot be written for another reason: an answer that is lost is no success.
+    """
     try:
         if isinstance(what, str):
             stream.write(what + "\n")
@@ -97,9 +102,9 @@ def write(what: str | Table, stream: Any) -> None:
         else:
             stream.write(what.plain() + "\n")
         stream.flush()
-    except BrokenPipeError:
+    except OSError as error:
         if stream is sys.stdout:
-            silence_stdout()
+            _lost_stdout(error)
 
 
 def write_data(data: bytes) -> None:
@@ -107,16 +112,20 @@ def write_data(data: bytes) -> None:
     try:
         sys.stdout.buffer.write(data)
         sys.stdout.flush()
-    except BrokenPipeError:
-        silence_stdout()
+    except OSError as error:
+        _lost_stdout(error)
 
 
-def silence_stdout() -> None:
-    """Let everything that is still going to be printed vanish, after the reader has gone."""
+def _lost_stdout(error: OSError) -> None:
+    """Let everything that is still going to be printed vanish; only a closed pipe is no error."""
+    from qcs4w_packer.errors import OutputError
+
     with contextlib.suppress(OSError, ValueError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, sys.stdout.fileno())
         os.close(null)
+    if not isinstance(error, BrokenPipeError):
+        raise OutputError(f"stdout cannot be written: {error.strerror or error}")
 
 
 def has_colour(stream: Any) -> bool:
@@ -126,25 +135,29 @@ def has_colour(stream: Any) -> bool:
 
 def report_error(error: Exception, argv: Sequence[str]) -> None:
     """Print what went wrong and how to mend it; with --json as a document, with -v with the traceback."""
+    from qcs4w_packer.errors import Qcs4wError
+
     message, hint, code = describe_error(error)
     flags = list(argv[: list(argv).index("--") if "--" in argv else None])
     if "--json" in flags:
         command = next((arg for arg in flags if not arg.startswith("-")), "qcs4w")
-        write(to_json(command, error_document(code, message, hint), 2), sys.stdout)
+        with contextlib.suppress(Qcs4wError):
+            write(to_json(command, error_document(code, message, hint), 2), sys.stdout)
     else:
         print_error(message, hint)
     if "-v" in flags or "--verbose" in flags:
-        traceback.print_exception(error, file=sys.stderr)
+        with contextlib.suppress(OSError):
+            traceback.print_exception(error, file=sys.stderr)
     elif code == "internal":
         write("Hint: this is a fault of qcs4w; -v shows where it happened", sys.stderr)
 
 
 def print_error(message: str, hint: str | None) -> None:
-    """Print an error and its hint on stderr."""
+    """Print an error and its hint on stderr; further lines, as compilers write them, are set in."""
     label = click.style("Error:", fg="red", bold=True) if has_colour(sys.stderr) else "Error:"
-    write(f"{label} {clean(message)}", sys.stderr)
+    write(f"{label} {clean(message).replace(chr(10), chr(10) + '  ')}", sys.stderr)
     if hint:
-        write(f"Hint: {clean(hint)}", sys.stderr)
+        write(f"Hint: {clean_line(hint)}", sys.stderr)
 
 
 def describe_error(error: Exception) -> tuple[str, str | None, str]:

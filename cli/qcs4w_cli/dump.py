@@ -75,11 +75,11 @@ class Dump:
         ):
             if low >= high:
                 raise UsageError(f"--{name} is empty: '{entry.name}' has {limit} {name}, 0:{limit}")
-        packed = container.load_unchecked(entry)
+        packed, scales = container.arrays(entry)
         reading = LAYOUTS[layout]
-        width = packed.packed.shape[1]
+        width = packed.shape[1]
         place = container.packed_slot(entry).start
-        part = packed.packed[start:stop]
+        part = packed[start:stop]
         nibbles = unpack_nibbles(part, even_high=reading.even_high)[:, first:last]
         codes = unpack_codes(part, entry.in_features, reading)[:, first:last]
         first_byte, end_byte = first // 2, (last + 1) // 2
@@ -93,13 +93,13 @@ class Dump:
             [
                 DumpRow(
                     row=start + i,
-                    scale=float(packed.scales[start + i]),
+                    scale=float(scales[start + i]),
                     file_offset=place + (start + i) * width,
                     packed=part[i, first_byte:end_byte].tobytes(),
                     pad=int(pads[i]) if has_pad else None,
                     nibbles=[int(v) for v in nibbles[i]],
                     codes=[int(v) for v in codes[i]],
-                    values=[float(v * packed.scales[start + i]) for v in codes[i]],
+                    values=[float(v) * float(scales[start + i]) for v in codes[i]],
                 )
                 for i in range(stop - start)
             ],

@@ -11,7 +11,7 @@ from .console import Console
 from .dump import Dump, hex_lines
 from .main import COMMANDS, EXIT_FAILED
 from .options import PATH, common_options
-from .report import Table, clean, plural, size
+from .report import Table, clean_line, plural, size
 
 if TYPE_CHECKING:
     from qcs4w_packer import Container, PackedEntry
@@ -27,7 +27,10 @@ class SliceType(click.ParamType):  # type: ignore[type-arg]  # generic in recent
         if isinstance(value, slice):
             return value
         first, colon, last = str(value).partition(":")
-        if not all(part.isdecimal() or (colon and not part) for part in (first, last if colon else first)):
+        parts = (first, last if colon else first)
+        if not str(value).isascii() or max(map(len, parts)) > 18:
+            self.fail(f"'{value:.40}' is not a range such as 0:4, 8: or 3", param, ctx)
+        if not all(part.isdecimal() or (colon and not part) for part in parts):
             self.fail(f"'{value}' is not a range such as 0:4, 8: or 3", param, ctx)
         start = int(first or 0)
         return slice(start, (int(last) if last else None) if colon else start + 1)
@@ -74,7 +77,7 @@ def command(
 
     console = Console("inspect", as_json, quiet)
     if not _has_packed_tensors(file):
-        if tensor:
+        if tensor is not None:
             raise UsageError(
                 f"{file}: has no packed tensors", hint=f"pack it first: qcs4w pack {file} -o OUT.safetensors"
             )
@@ -82,20 +85,20 @@ def command(
     with Container(file, strict=False) as container:
         if tensor is None and as_hex:
             tensor = container.only().name
-        entries = [container.entry(tensor)] if tensor else list(container.entries.values())
-        mismatches = {entry.name: container.wrong_digests(entry) for entry in entries}
+        entries = [container.entry(tensor)] if tensor is not None else list(container.entries.values())
+        mismatches = {entry.name: container.faults(entry) for entry in entries}
         problems = [*container.problems, *(text for texts in mismatches.values() for text in texts)]
         code = EXIT_FAILED if problems else 0
         content: dict[str, Any] = {
             "file": str(file),
             "container": True,
             "nbytes": container.nbytes,
-            "document": {k: v for k, v in container.document.items() if k != "tensors"},
+            "document": {k: v for k, v in container.document.items() if isinstance(v, str | int)},
             "problems": problems,
             "tensors": [_tensor_document(container, entry, mismatches[entry.name]) for entry in entries],
             "carried": _carried(container),
         }
-        if tensor:
+        if tensor is not None:
             dump = Dump.of(container, entries[0], rows, cols, layout)
             if as_hex:
                 console.answer("\n".join(hex_lines(dump)))
@@ -105,7 +108,7 @@ def command(
         else:
             _show_overview(content, console, verbose)
         for problem in problems:
-            console.warn(clean(problem))
+            console.warn(problem)
         console.document(content, code)
         return code
 
@@ -142,10 +145,11 @@ def _carried(container: "Container") -> list[dict[str, Any]]:
 
 def _show_overview(content: dict[str, Any], console: Console, verbose: bool) -> None:
     document = content["document"]
+    said = {key: clean_line(str(document.get(key, "?"))) for key in ("version", "nibble_order", "offset", "tool")}
     console.answer(
-        f"{content['file']}: qcs4w container, version {document.get('version', '?')}, {size(content['nbytes'])}; "
-        f"nibble order {document.get('nibble_order', '?')}, offset {document.get('offset', '?')}; "
-        f"made by {clean(str(document.get('tool', '?')))}\n"
+        f"{content['file']}: qcs4w container, version {said['version']}, {size(content['nbytes'])}; "
+        f"nibble order {said['nibble_order']}, offset {said['offset']}; "
+        f"made by {said['tool']}\n"
     )
     rows = [
         (

@@ -5,6 +5,8 @@ Nothing here may import torch, wgpu, numpy or rich: `qcs4w --help` answers befor
 
 import contextlib
 import importlib
+import io
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -77,13 +79,16 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
+    _secure_streams()
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
 
 def run(argv: Sequence[str]) -> int:
     """Run the command line and return its exit code; every error ends here."""
     with contextlib.suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, _terminate)  # so that half-written files are cleaned up as after Ctrl-C
+        for name in ("SIGTERM", "SIGHUP"):  # so that half-written files are cleaned up as after Ctrl-C
+            if hasattr(signal, name):  # Windows has no SIGHUP
+                signal.signal(getattr(signal, name), _terminate)
     try:
         result = cli.main(args=list(argv) or ["--help"], prog_name="qcs4w", standalone_mode=False)
         sys.stdout.flush()
@@ -102,5 +107,20 @@ def run(argv: Sequence[str]) -> int:
         return EXIT_ERROR
 
 
-def _terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise SystemExit(128 + signal.SIGTERM)
+def _terminate(number: int, _frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+def _secure_streams() -> None:
+    """Give closed standard streams a place, before a file that we open takes theirs, and let any text be written."""
+    for fd in range(3):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free: this one
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - open to the end
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 shows \\u2192 for an arrow

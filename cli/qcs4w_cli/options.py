@@ -1,5 +1,6 @@
 """Options and arguments that several commands share, and the input files that run and verify read."""
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,8 @@ def adapter_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+_LONGEST_LIST = 64 << 20  # bytes
+
 PATH: click.Path = click.Path(path_type=Path)  # whether it can be read is for the reader to say
 
 
@@ -54,10 +57,18 @@ def standard_input(path: Path) -> Iterator[Path]:
         return
     import tempfile
 
-    with tempfile.NamedTemporaryFile(suffix=".npy") as file:
-        file.write(sys.stdin.buffer.read())
-        file.flush()
-        yield Path(file.name)
+    from qcs4w_packer.errors import SourceError
+
+    from .interrupts import temporary_files
+
+    try:
+        with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+            temporary_files.add(file.name)
+            file.write(sys.stdin.buffer.read())
+            file.flush()
+            yield Path(file.name)
+    except OSError as error:
+        raise SourceError(f"stdin cannot be kept in {tempfile.gettempdir()}: {error.strerror or error}") from None
 
 
 def read_file_list(path: str) -> list[Path]:
@@ -65,8 +76,10 @@ def read_file_list(path: str) -> list[Path]:
     from qcs4w_packer.errors import SourceError
 
     try:
-        with click.open_file(path, encoding="utf-8") as file:
-            return [Path(line) for line in (text.rstrip("\n") for text in file) if line]
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise SourceError(f"{path}: cannot be read: {reason}") from None
+        with click.open_file(path, "rb") as file:
+            content = file.read(_LONGEST_LIST + 1)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(content) > _LONGEST_LIST:
+        raise SourceError(f"{path}: has more than {_LONGEST_LIST:,} bytes; is it a list of paths?")
+    return [Path(os.fsdecode(line)) for line in content.split(b"\n") if line]

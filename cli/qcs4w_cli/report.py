@@ -47,7 +47,7 @@ class Table:
     def plain(self) -> str:
         """Return aligned text without any truncation, colour or frame."""
         titles = [title.lstrip(">") for title in self.columns]
-        lines = [titles, *([clean(cell) for cell in row] for row in self.rows)]
+        lines = [titles, *([clean_line(cell) for cell in row] for row in self.rows)]
         widths = [max(len(line[i]) for line in lines) for i in range(len(titles))]
         aligned = (
             "  ".join(
@@ -72,7 +72,7 @@ def print_rich(table: Table, stream: Any, *, colour: bool) -> None:
             title.lstrip(">"), justify="right" if title.startswith(">") else "left", style=style, no_wrap=True
         )
     for row in table.rows:
-        drawn.add_row(*(Text(clean(cell), style=_CELL_STYLES.get(cell, "")) for cell in row))
+        drawn.add_row(*(Text(clean_line(cell), style=_CELL_STYLES.get(cell, "")) for cell in row))
     # As wide as the text: a line too long for the terminal is wrapped by it, and a name can still be copied.
     width = max(map(len, table.plain().splitlines()))
     Console(file=stream, no_color=not colour, highlight=False, width=width + 1).print(drawn, soft_wrap=True)
@@ -84,13 +84,19 @@ def print_styled(lines: Iterable[list[Span]], stream: Any) -> None:
     from rich.text import Text
 
     console = Console(file=stream, highlight=False)
+    console.width = max(console.width, 40)
     for line in lines:
-        console.print(Text.assemble(*((clean(text), style) for text, style in line)), soft_wrap=True)
+        console.print(Text.assemble(*((clean_line(text), style) for text, style in line)), soft_wrap=True)
 
 
 def clean(text: str) -> str:
     """Return text with control characters spelled out: a tensor's name must not steer the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+
+
+def clean_line(text: str) -> str:
+    """Return text that also keeps to its line: a name with a newline must not forge one."""
+    return clean(text).replace("\n", "\\n")
 
 
 def to_json(command: str, content: dict[str, Any], exit_code: int) -> str:

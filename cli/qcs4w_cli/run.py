@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .console import Console, write_data
+from .interrupts import interruptible
 from .main import COMMANDS
 from .options import PATH, adapter_options, common_options, force_option, standard_input
 from .report import Table, adapter_document, milliseconds, quoted
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from qcs4w_gpu import Gpu
     from qcs4w_packer import Container, PackedEntry
+    from qcs4w_packer.weights import Source
 
 
 @click.command("run", short_help=COMMANDS["run"])
@@ -69,7 +71,7 @@ def command(
     from qcs4w_gpu import Gpu
     from qcs4w_gpu.webgpu import engine_version
     from qcs4w_packer import Container, UsageError, open_source
-    from qcs4w_packer.arrays import check_output_format, npy_bytes, output_name, pair_inputs, read_array, save_arrays
+    from qcs4w_packer.arrays import check_output_format, npy_bytes, output_name, pair_inputs, save_arrays
     from qcs4w_packer.files import check_target
 
     to_stdout = output is not None and str(output) == "-"
@@ -84,16 +86,15 @@ def command(
         if to_stdout and len(pairs) > 1:
             raise UsageError(f"{len(pairs)} outputs do not fit into one .npy on stdout", hint="write a file with -o")
         if output is not None and not to_stdout:
-            check_output_format(output, len(pairs))
+            check_output_format(output, [output_name(*pair) for pair in pairs])
             check_target(output, force=force, sources=(packed, input_path))
-        with Gpu(adapter, require_gpu=require_gpu) as gpu:
+        with interruptible(), Gpu(adapter, require_gpu=require_gpu) as gpu:
             console.note(f"adapter: {gpu.adapter}; {gpu.reason}")
             job = _Job(gpu, container, console, with_bias=not no_bias, repeat=repeat)
             with console.progress("running") as progress:
                 for entry, array_name in pairs:
                     progress(0, len(pairs), entry.name)
-                    x = read_array(inputs, array_name)
-                    y, result = job.run(entry, x)
+                    y, result = job.run(entry, inputs, array_name)
                     outputs[output_name(entry, array_name)] = y
                     results.append(result)
                     progress(1, len(pairs), entry.name)
@@ -132,22 +133,28 @@ class _Job:
     with_bias: bool
     repeat: int
 
-    def run(self, entry: "PackedEntry", x: "NDArray[np.float32]") -> "tuple[NDArray[np.float32], dict[str, Any]]":
-        """Upload one weight, run it on x, free it; return y and the JSON form of what happened."""
+    def run(
+        self, entry: "PackedEntry", inputs: "Source", array_name: str
+    ) -> "tuple[NDArray[np.float32], dict[str, Any]]":
+        """Upload one weight, run it on its input, free it; return y and the JSON form of what happened."""
+        from math import prod
         from statistics import median
 
         from qcs4w_gpu import DomainError, Linear
         from qcs4w_gpu.judge import check_domain
         from qcs4w_gpu.linear import as_rows
+        from qcs4w_packer.arrays import read_array
 
         weight = self.container.load(entry.name)
-        rows = as_rows(x, entry.in_features, name=entry.name)
-        try:
-            check_domain(weight, rows)
-        except DomainError as error:
-            self.console.warn(f"{entry.name}: {error}")
         linear = Linear(self.gpu, weight, bias=self.container.bias(entry) if self.with_bias else None)
         try:
+            linear.check_rows(prod(inputs.tensors[array_name].shape[:-1]) or 1)
+            x = read_array(inputs, array_name, entry.in_features)
+            rows = as_rows(x, entry.in_features, name=entry.name)
+            try:
+                check_domain(weight, rows)
+            except DomainError as error:
+                self.console.warn(f"{entry.name}: {error}")
             runs = [linear.run(rows) for _ in range(self.repeat)]
         finally:
             linear.close()

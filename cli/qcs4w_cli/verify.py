@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .console import Console, describe_error, print_error
+from .interrupts import interruptible
 from .main import COMMANDS, EXIT_ERROR, EXIT_FAILED
 from .options import PATH, adapter_options, common_options, read_file_list, standard_input
 from .report import adapter_document, error_document, plural, quoted, verdict_document, verdict_lines
@@ -35,8 +36,10 @@ if TYPE_CHECKING:
     type=PATH,
     help="Judge on these inputs, in place of random rows, the tensors that they name.",
 )
-@click.option("--rows", type=click.IntRange(min=1), default=4, show_default=True, help="Rows of random input.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of all random numbers.")
+@click.option("--rows", type=click.IntRange(1, 2**32 - 1), default=4, show_default=True, help="Rows of random input.")
+@click.option(
+    "--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Seed of all random numbers."
+)
 @click.option("--kernel", metavar="NAME|FILE", help="Judge this kernel: one of ours by name, or a .wgsl file of yours.")
 @adapter_options
 @common_options
@@ -85,6 +88,7 @@ def command(
         if input_path:
             inputs = stack.enter_context(open_source(stack.enter_context(standard_input(input_path))))
         chosen_kernel = _kernel(kernel)
+        stack.enter_context(interruptible())
         gpu = stack.enter_context(Gpu(adapter, require_gpu=require_gpu))
         console.note(f"adapter: {gpu.adapter}; {gpu.reason}")
         factor = rounding_factor_of(gpu)
@@ -174,14 +178,26 @@ class _Job:
 
     def verify_tensor(self, container: "Container", entry: "PackedEntry", array_name: str) -> dict[str, Any]:
         """Verify one tensor and return the JSON form of its verdict."""
-        from qcs4w_gpu import verify
+        from math import prod
+
+        from qcs4w_gpu import choose_kernel, plan_linear, verify
+        from qcs4w_gpu.plan import row_stride
         from qcs4w_packer.arrays import read_array
         from qcs4w_packer.packing import source_weight
 
+        rows = self.rows if self.inputs is None else prod(self.inputs.tensors[array_name].shape[:-1]) or 1
+        plan_linear(  # what cannot fit is said before anything is read or drawn
+            rows,
+            entry.out_features,
+            entry.in_features,
+            kernel=self.kernel or choose_kernel(rows, entry.in_features),
+            stride=row_stride(entry.in_features, self.kernel),
+            limits=self.gpu.limits,
+        )
         verdict = verify(
             self.gpu,
             container.load(entry.name),
-            x=read_array(self.inputs, array_name) if self.inputs is not None else None,
+            x=read_array(self.inputs, array_name, entry.in_features) if self.inputs is not None else None,
             rows=self.rows,
             seed=self.seed,
             kernel=self.kernel,

@@ -35,6 +35,10 @@ _WORKGROUP_VARIABLE = re.compile(r"\bvar\s*<\s*workgroup\s*>\s*\w+\s*:\s*([^;]+)
 _DIRECTIVE = re.compile(r"//!\s*(\w+)\s*=\s*(.+?)\s*")
 _DIRECTIVES = ("grid", "row_align")
 _LONGEST_EXPRESSION = 1000
+# Far beyond any kernel, and far below what makes a parser, ours or naga's, run for minutes or out of stack.
+_MOST_BYTES = 1 << 20
+_DEEPEST = 100
+_MOST_OF_A_KIND = 1000
 _LARGEST_VALUE = 1 << 128
 
 
@@ -87,6 +91,10 @@ def read_kernel(path: str | os.PathLike[str]) -> Kernel:
     """
     path = Path(path)
     try:
+        if not path.is_file():
+            raise KernelError(f"{path}: {'is no regular file' if path.exists() else 'cannot be read: no such file'}")
+        if path.stat().st_size > _MOST_BYTES:
+            raise KernelError(f"{path}: has {path.stat().st_size:,} bytes, expected {_MOST_BYTES:,} at most")
         return parse_kernel(path.stem, path.read_text("utf-8"))
     except OSError as error:
         raise KernelError(f"{path}: cannot be read: {error.strerror}") from None
@@ -102,6 +110,7 @@ def parse_kernel(name: str, source: str) -> Kernel:
     """
     where = f"kernel '{name}'"
     code, comments = _split_comments(source)
+    _check_size(code, where)
     directives = _directives(comments, where)
     entries = [entry for entry in _ENTRY.finditer(code) if _attribute(entry, "compute") is not None]
     if len(entries) != 1:
@@ -157,6 +166,20 @@ def check_linear(kernel: Kernel) -> None:
         raise KernelError(
             f"kernel '{kernel.name}' has bindings {dict(sorted(kernel.bindings.items()))}, expected {expected}",
             hint="0 output, 1 input, 2 packed weights, 3 scales, 4 uniform Params {M, N, K, K_packed: u32}",
+        )
+
+
+def _check_size(code: str, where: str) -> None:
+    """Refuse what only serves to keep a parser busy."""
+    depth = deepest = 0
+    for character in re.sub(r"[^()\[\]{}]", "", code):
+        depth += 1 if character in "([{" else -1
+        deepest = max(deepest, depth)
+    most = max(len(re.findall(kind, code)) for kind in (r"\bconst\b", r"\boverride\b", "@", r"\bvar\b"))
+    if deepest > _DEEPEST or most > _MOST_OF_A_KIND or re.search(r"(?:array\s*<\s*){20}", code):
+        raise KernelError(
+            f"{where} is not read: it is nested {deepest} deep and has {most} declarations of a kind, "
+            f"expected {_DEEPEST} and {_MOST_OF_A_KIND} at most, and arrays 20 deep"
         )
 
 

@@ -91,6 +91,14 @@ class Linear:
         gpu.finish()
         self.upload_ms = elapsed_ms(start)
 
+    def check_rows(self, rows: int) -> None:
+        """Say before anything is read or computed whether M rows fit the device.
+
+        Raises:
+            LimitError: they do not.
+        """
+        self._plan(rows)
+
     @property
     def has_bias(self) -> bool:
         """Whether a bias is added."""

@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,24 +12,37 @@ from .container import Container
 from .errors import SourceError, UnknownTensorError, UsageError
 from .files import check_target, write_file
 from .metadata import PackedEntry
+from .safetensors_file import name_fault
 from .weights import FLOAT_DTYPES, Source
+
+_LONGEST_ZIP_NAME = 65_000  # bytes; the field is 16 bits wide
 
 #: Suffixes that `save_arrays` knows.
 OUTPUT_SUFFIXES = (".npy", ".npz", ".safetensors", ".pt", ".pth")
 
 
-def read_array(source: Source, name: str) -> NDArray[np.float32]:
+def read_array(source: Source, name: str, in_features: int | None = None) -> NDArray[np.float32]:
     """Read one float tensor of an open file whole, as float32.
+
+    Args:
+        source: the open file.
+        name: of the tensor.
+        in_features: K, where it is the input of a linear: a shape that cannot fit is said before anything is read.
 
     Raises:
         SourceError: it is not a float tensor.
+        UsageError: its last dimension is not `in_features`, or it has no rows.
         NonFiniteError: a float64 value is beyond float32.
     """
     tensor = source.tensors[name]
+    what = "it" if source.nameless else f"'{name}'"
     if tensor.dtype not in FLOAT_DTYPES or not tensor.shape:
-        what = "it" if source.nameless else f"'{name}'"
         raise SourceError(
             f"{source.path}: {what} is {tensor.dtype} {list(tensor.shape)}, expected floats of shape [..., K]"
+        )
+    if in_features is not None and (tensor.shape[-1] != in_features or 0 in tensor.shape):
+        raise UsageError(
+            f"{source.path}: {what} has shape {list(tensor.shape)}, expected [..., {in_features}] with at least one row"
         )
     return tensor.read()
 
@@ -52,15 +65,15 @@ def pair_inputs(container: Container, inputs: Source, wanted: str | None = None)
         UnknownTensorError: no array belongs to a packed tensor.
     """
     single = next(iter(inputs.tensors)) if len(inputs.tensors) == 1 else None
-    entries = [container.entry(wanted)] if wanted else list(container.entries.values())
+    entries = [container.entry(wanted)] if wanted is not None else list(container.entries.values())
     by_name = {name: entry for entry in entries for name in (entry.name, *entry.aliases)}
     by_module = {_module(name): entry for name, entry in by_name.items()}
     owner = by_module | by_name  # a tensor's own name beats a module's
     pairs = [(owner[name], name) for name in inputs.tensors if name in owner]
     if pairs:
         return pairs
-    if single is not None and (wanted or inputs.nameless or len(entries) == 1):
-        return [(entries[0] if wanted else container.only(), single)]
+    if single is not None and (wanted is not None or inputs.nameless or len(entries) == 1):
+        return [(entries[0] if wanted is not None else container.only(), single)]
     name = wanted or next(iter(container.entries))
     names = ", ".join(f"'{array}'" for array in list(inputs.tensors)[:3]) or "none"
     raise UnknownTensorError(
@@ -102,7 +115,7 @@ def save_arrays(
     """
     path = Path(path)
     check_target(path, force=force, sources=sources)
-    check_output_format(path, len(arrays))
+    check_output_format(path, list(arrays))
     suffix = path.suffix.lower()
     if suffix == ".npy":
         data = npy_bytes(next(iter(arrays.values())))
@@ -129,17 +142,25 @@ def save_arrays(
     write_file(path, data, force=force, sources=sources)
 
 
-def check_output_format(path: Path, count: int) -> None:
-    """Say before any work whether `count` arrays can be written to `path`.
+def check_output_format(path: Path, names: Sequence[str]) -> None:
+    """Say before any work whether arrays of these names can be written to `path`.
 
     Raises:
-        UsageError: an unknown suffix, or several arrays for a .npy file.
+        UsageError: an unknown suffix, several arrays for a .npy file, or a name that the format cannot hold.
     """
     suffix = path.suffix.lower()
     if suffix not in OUTPUT_SUFFIXES:
         raise UsageError(f"{path}: suffix {suffix!r} is not known, expected one of {', '.join(OUTPUT_SUFFIXES)}")
-    if suffix == ".npy" and count > 1:
-        raise UsageError(f"{path}: a .npy file holds one array, there are {count}", hint="write .npz or .safetensors")
+    if suffix == ".npy" and len(names) > 1:
+        raise UsageError(
+            f"{path}: a .npy file holds one array, there are {len(names)}", hint="write .npz or .safetensors"
+        )
+    for name in names if suffix != ".npy" else ():
+        fault = name_fault(name)
+        if suffix == ".npz" and ("\0" in name or len(name.encode("utf-8", "replace")) > _LONGEST_ZIP_NAME):
+            fault = "a .npz file cannot hold the name"
+        if fault:
+            raise UsageError(f"{path}: cannot hold an array {name[:80]!r}: {fault}", hint="write .npy, one at a time")
 
 
 def npy_bytes(array: NDArray[np.float32]) -> bytes:

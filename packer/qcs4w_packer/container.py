@@ -15,7 +15,7 @@ from .errors import ContainerError, DigestError, NonFiniteError, UnknownTensorEr
 from .metadata import METADATA_KEY, PACKED, SCALE, SHAPE, VERSION, PackedEntry, bias_name, entry_from_json
 from .nibbles import EVEN_HIGH, OFFSET, packed_width
 from .packed import PackedLinear
-from .safetensors_file import SafetensorsFile, Slot
+from .safetensors_file import METADATA_NAME, SafetensorsFile, Slot, no_duplicates
 from .select import did_you_mean
 from .weights import FLOAT_DTYPES, SourceTensor, slot_tensor
 
@@ -91,6 +91,8 @@ class Container(Closing):
         """
         if len(self.entries) == 1:
             return next(iter(self.entries.values()))
+        if not self.entries:
+            raise UnknownTensorError(f"{self.path}: holds no packed tensor that can be read")
         some = ", ".join(f"'{name}'" for name in list(self.entries)[:3]) + ", …" * (len(self.entries) > 3)
         raise UnknownTensorError(
             f"{self.path}: holds {len(self.entries)} packed tensors ({some})", hint="choose one with --tensor"
@@ -113,13 +115,30 @@ class Container(Closing):
         return self.load_unchecked(entry)
 
     def load_unchecked(self, entry: PackedEntry) -> PackedLinear:
-        """Read one packed tensor whatever its digests say."""
-        packed = np.frombuffer(self.read(entry.name + PACKED), np.uint8)
-        scales = np.frombuffer(self.read(entry.name + SCALE), "<f4")
+        """Read one packed tensor whatever its digests say.
+
+        Raises:
+            ContainerError: a scale is not finite.
+        """
+        packed, scales = self.arrays(entry)
         try:
-            return PackedLinear(packed.reshape(entry.out_features, -1), scales, entry.in_features)
+            return PackedLinear(packed, scales, entry.in_features)
         except ContainerError as error:
             raise ContainerError(f"{self.path}: tensor '{entry.name}': {error}") from None
+
+    def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Read packed bytes (N, K_packed) and scales (N,) as they are, even from a broken file."""
+        packed = np.frombuffer(self.read(entry.name + PACKED), np.uint8)
+        return packed.reshape(entry.out_features, -1), np.frombuffer(self.read(entry.name + SCALE), "<f4")
+
+    def faults(self, entry: PackedEntry) -> list[str]:
+        """Describe everything for which a strict reader refuses a tensor's data."""
+        found = self.wrong_digests(entry)
+        scales = self.arrays(entry)[1]
+        if not np.isfinite(scales).all():
+            row = int(np.flatnonzero(~np.isfinite(scales))[0])
+            found.append(f"tensor '{entry.name}': the scale of row {row} is {scales[row]}")
+        return found
 
     def wrong_digests(self, entry: PackedEntry) -> list[str]:
         """Recompute a tensor's digests and describe each that differs from the one in the metadata."""
@@ -182,7 +201,7 @@ class Container(Closing):
                 self._refuse("is not a qcs4w container", hint=f"make one: qcs4w pack {self.path} -o OUT.safetensors")
             return {}
         try:
-            document = json.loads(text)
+            document = json.loads(text, object_pairs_hook=no_duplicates)
         except (ValueError, RecursionError) as error:
             self._refuse(f"its '{METADATA_KEY}' metadata is not JSON ({error})")
             return {}
@@ -192,16 +211,18 @@ class Container(Closing):
         version = document.get("version")
         if type(version) is not int or version != VERSION:
             self._refuse(
-                f"has container version {version!r}, this qcs4w reads {VERSION}",
+                f"has container version {version!r:.100}, this qcs4w reads {VERSION}",
                 hint="a newer qcs4w may read it",
             )
         for key, expected in (("nibble_order", EVEN_HIGH.name), ("offset", OFFSET)):
             if document.get(key) != expected:
-                self._refuse(f"states {key} {document.get(key)!r}, this qcs4w reads {expected!r}")
+                self._refuse(f"states {key} {document.get(key)!r:.100}, this qcs4w reads {expected!r}")
         return document
 
     def _packed_names(self, described: Mapping[str, Any]) -> list[str]:
         stored = [name.removesuffix(PACKED) for name in self._file.slots if name.endswith(PACKED)]
+        if METADATA_NAME in stored:
+            self._refuse(f"has a packed tensor '{METADATA_NAME}', a name that safetensors reserves")
         if self.document:
             for name in (name for name in stored if name not in described):
                 self._refuse(f"tensor '{name}' is packed but not described in the metadata")

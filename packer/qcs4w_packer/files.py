@@ -62,6 +62,8 @@ def check_target(target: str | os.PathLike[str], *, force: bool = False, sources
     """
     try:
         path = Path(os.path.realpath(target))
+        if os.path.lexists(path) and not path.exists():
+            raise OutputError(f"{target}: is a symbolic link that leads nowhere")
         if path.exists():
             if any(source.exists() and path.samefile(source) for source in sources):
                 raise OutputError(f"{target}: is the file being read; sources are never changed")

@@ -6,12 +6,14 @@ N, K). The names are ours on purpose: X.weight_packed belongs to compressed-tens
 """
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from ._version import __version__
 from .nibbles import EVEN_HIGH, OFFSET, packed_width
+from .safetensors_file import is_unicode
 
 METADATA_KEY = "qcs4w"
 VERSION = 1
@@ -103,6 +105,11 @@ def entry_from_json(entry: PackedEntry, said: Any) -> PackedEntry:
     texts = {key: said[key] for key in ("source_dtype", "method", "packed_sha256", "scale_sha256")}
     if not all(isinstance(text, str) for text in texts.values()):
         raise TypeError("a text is missing")
+    if not all(is_unicode(text) for text in (*texts.values(), *aliases)):
+        raise ValueError("a text is not valid Unicode")
+    for key in ("packed_sha256", "scale_sha256"):
+        if not re.fullmatch(r"[0-9a-f]{64}", texts[key]):
+            raise ValueError(f"{key} is not the hex of a sha256")
     stack = said.get("stack")
     if stack is not None and not isinstance(stack, str):
         raise TypeError("stack is not a name")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .container_writer import ContainerWriter
-from .errors import SelectionError, UnknownTensorError
+from .errors import SelectionError, UnknownTensorError, UsageError
 from .files import check_target, replacing
 from .measure import QuantizationError, quantization_error
 from .metadata import PackedEntry
@@ -169,6 +169,7 @@ def source_weight(source: Source, entry: PackedEntry) -> NDArray[np.float32]:
     Raises:
         UnknownTensorError: the source has no tensor of that name.
         SelectionError: it is not a float matrix.
+        UsageError: it has another shape.
     """
     name = entry.stack or entry.name
     module = name.removesuffix(".weight")
@@ -187,6 +188,10 @@ def source_weight(source: Source, entry: PackedEntry) -> NDArray[np.float32]:
         raise SelectionError(
             f"{source.path}: tensor '{name}' is {tensor.dtype} {list(tensor.shape)}, not a float matrix"
         )
+    shape = tensor.shape[::-1] if entry.transposed else tensor.shape
+    if shape != (entry.out_features, entry.in_features):  # said before a large file is read for nothing
+        expected = [entry.out_features, entry.in_features]
+        raise UsageError(f"{source.path}: '{name}' has shape {list(shape)}, the packed weight {expected}")
     weight = tensor.read()
     return np.ascontiguousarray(weight.T) if entry.transposed else weight
 

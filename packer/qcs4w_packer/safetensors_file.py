@@ -98,7 +98,7 @@ class SafetensorsFile(Closing):
                 f"(and {_MAX_HEADER:,} is the most)"
             )
         try:
-            header = json.loads(self.read(8, length).decode("utf-8"), object_pairs_hook=_no_duplicates)
+            header = json.loads(self.read(8, length).decode("utf-8"), object_pairs_hook=no_duplicates)
         except (ValueError, RecursionError) as error:  # both JSON and UTF-8 faults are ValueErrors
             raise self._fault(f"the header is not JSON ({error})") from None
         if not isinstance(header, dict):
@@ -237,7 +237,8 @@ def read_at(fd: int, path: Path, offset: int, nbytes: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a JSON object of its pairs, for json.loads; a key that occurs twice is a ValueError."""
     seen: dict[str, Any] = {}
     for key, value in pairs:
         if key in seen:

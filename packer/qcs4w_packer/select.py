@@ -1,6 +1,7 @@
 """Which tensors of a file are packed: by default from their names and shapes, by request from patterns."""
 
 import difflib
+import re
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -39,6 +40,8 @@ SKIP_RULES = (
     Rule("*.router.weight", _ROUTER),
     Rule("*.shared_expert_gate.weight", _ROUTER),
 )
+
+_MOST_IN_A_STACK = 65_536
 
 #: Names of linear weights. A bare `weight` is what a nameless file gives.
 LINEAR_NAMES = ("weight", "*.weight", "in_proj_weight", "*.in_proj_weight")
@@ -123,6 +126,12 @@ def choose(source: Source, request: Request | None = None) -> list[Choice]:
             continue
         transposed = matches(tensor.name, request.transpose)
         if len(tensor.shape) == 3:
+            if tensor.shape[0] > _MOST_IN_A_STACK:
+                raise SelectionError(
+                    f"{source.path}: tensor '{tensor.name}' {list(tensor.shape)} would be split into "
+                    f"{tensor.shape[0]:,} matrices, {_MOST_IN_A_STACK:,} are the most",
+                    hint="--exclude it, or reshape it: is its first dimension really one of experts?",
+                )
             choices += [
                 Choice(part, "pack", f"split from {tensor.name}", transposed, stack=tensor.name)
                 for part in split_stack(tensor)
@@ -239,9 +248,18 @@ def _skip_reason(name: str, source: Source) -> str | None:
         if fnmatchcase(lower, rule.pattern):
             return rule.reason
     block, gate, _ = name.rpartition(".gate.weight")
-    if gate and any(other.startswith((f"{block}.experts.", f"{block}.shared_expert")) for other in source.tensors):
+    if gate and block in _blocks_with_experts(source):
         return _ROUTER
     return None
+
+
+def _blocks_with_experts(source: Source) -> frozenset[str]:
+    """Return the names of the blocks that hold experts, found once per file."""
+    if "experts" not in source.noted:
+        found = (re.match(r"(.*?)\.(?:experts\.|shared_expert)", name) for name in source.tensors)
+        source.noted["experts"] = frozenset(match[1] for match in found if match)
+    blocks: frozenset[str] = source.noted["experts"]
+    return blocks
 
 
 def _check_directions(choices: Sequence[Choice], source: Source, request: Request) -> None:

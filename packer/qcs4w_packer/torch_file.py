@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -100,7 +101,9 @@ def _source(path: Path, content: Any, mapped: _Mapped) -> Source:
 def _load(path: Path) -> Any:
     try:
         # Mapping keeps a large file out of memory until its rows are read; only the zip format can be mapped.
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of prototypes and deprecations, none of which the user can mend here
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
         text = str(error)
         if any(sign in text for sign in _UNSAFE_SIGNS):

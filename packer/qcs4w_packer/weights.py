@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,6 +100,7 @@ class Source(Closing):
         tensors: by name, in the file's order.
         metadata: the file's own string metadata (safetensors only).
         nameless: the file names no tensor; its only one is called NAMELESS here.
+        noted: what has been found out about the names, for whoever asks again.
         left_out: what the file holds besides tensors that a container can hold, described for people.
     """
 
@@ -107,6 +109,7 @@ class Source(Closing):
     metadata: dict[str, str] = field(default_factory=dict)
     nameless: bool = False
     left_out: tuple[str, ...] = ()
+    noted: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     closer: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def aliases_of(self, name: str) -> list[str]:
@@ -130,7 +133,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     if kind is None:
         raise SourceError(
             f"{path}: suffix {path.suffix!r} is not known, expected one of {', '.join(_SUFFIXES)}",
-            hint="rename or convert the file; a folder of shards is not read yet" if path.is_dir() else None,
+            hint="rename or convert the file; a folder of shards is not read yet" if os.path.isdir(path) else None,
         )
     if kind == "safetensors":
         return open_safetensors(path)
