@@ -137,18 +137,17 @@ class _Job:
         self, entry: "PackedEntry", inputs: "Source", array_name: str
     ) -> "tuple[NDArray[np.float32], dict[str, Any]]":
         """Upload one weight, run it on its input, free it; return y and the JSON form of what happened."""
-        from math import prod
         from statistics import median
 
         from qcs4w_gpu import DomainError, Linear
         from qcs4w_gpu.judge import check_domain
-        from qcs4w_gpu.linear import as_rows
+        from qcs4w_gpu.linear import as_rows, plan_for
         from qcs4w_packer.arrays import read_array
 
         weight = self.container.load(entry.name)
         linear = Linear(self.gpu, weight, bias=self.container.bias(entry) if self.with_bias else None)
         try:
-            linear.check_rows(prod(inputs.tensors[array_name].shape[:-1]) or 1)
+            plan_for(self.gpu, inputs.tensors[array_name].rows or 1, entry.out_features, entry.in_features)
             x = read_array(inputs, array_name, entry.in_features)
             rows = as_rows(x, entry.in_features, name=entry.name)
             try:

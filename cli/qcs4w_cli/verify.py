@@ -178,22 +178,13 @@ class _Job:
 
     def verify_tensor(self, container: "Container", entry: "PackedEntry", array_name: str) -> dict[str, Any]:
         """Verify one tensor and return the JSON form of its verdict."""
-        from math import prod
-
-        from qcs4w_gpu import choose_kernel, plan_linear, verify
-        from qcs4w_gpu.plan import row_stride
+        from qcs4w_gpu import verify
+        from qcs4w_gpu.linear import plan_for
         from qcs4w_packer.arrays import read_array
         from qcs4w_packer.packing import source_weight
 
-        rows = self.rows if self.inputs is None else prod(self.inputs.tensors[array_name].shape[:-1]) or 1
-        plan_linear(  # what cannot fit is said before anything is read or drawn
-            rows,
-            entry.out_features,
-            entry.in_features,
-            kernel=self.kernel or choose_kernel(rows, entry.in_features),
-            stride=row_stride(entry.in_features, self.kernel),
-            limits=self.gpu.limits,
-        )
+        rows = self.rows if self.inputs is None else self.inputs.tensors[array_name].rows or 1
+        plan_for(self.gpu, rows, entry.out_features, entry.in_features, self.kernel)
         verdict = verify(
             self.gpu,
             container.load(entry.name),

@@ -91,14 +91,6 @@ class Linear:
         gpu.finish()
         self.upload_ms = elapsed_ms(start)
 
-    def check_rows(self, rows: int) -> None:
-        """Say before anything is read or computed whether M rows fit the device.
-
-        Raises:
-            LimitError: they do not.
-        """
-        self._plan(rows)
-
     @property
     def has_bias(self) -> bool:
         """Whether a bias is added."""
@@ -163,14 +155,30 @@ class Linear:
                 buffer.free()
 
     def _plan(self, rows: int) -> Plan:
-        return plan_linear(
-            rows,
-            self.out_features,
-            self.in_features,
-            kernel=self._kernel or choose_kernel(rows, self.in_features),
-            stride=self._stride,
-            limits=self._gpu.limits,
-        )
+        return plan_for(self._gpu, rows, self.out_features, self.in_features, self._kernel)
+
+
+def plan_for(gpu: Gpu, rows: int, out_features: int, in_features: int, kernel: Kernel | None = None) -> Plan:
+    """Plan y[M, N] on a device, before anything is read, drawn or uploaded.
+
+    Args:
+        gpu: the device.
+        rows: M.
+        out_features: N.
+        in_features: K.
+        kernel: what is to run; by default what suits the shape.
+
+    Raises:
+        LimitError: it does not fit the device.
+    """
+    return plan_linear(
+        rows,
+        out_features,
+        in_features,
+        kernel=kernel or choose_kernel(rows, in_features),
+        stride=row_stride(in_features, kernel),
+        limits=gpu.limits,
+    )
 
 
 def as_rows(x: NDArray[np.floating], in_features: int, *, name: str = "weight") -> NDArray[np.float32]:

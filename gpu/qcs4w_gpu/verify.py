@@ -16,8 +16,8 @@ from .causes import Cause, causes_of_output, causes_of_weights
 from .dispatcher import Gpu
 from .judge import Comparison, Reference, compare, exact_input, oracle, reference
 from .kernel import Kernel, shipped_kernel
-from .linear import Linear, Run, as_rows
-from .plan import choose_kernel, fold_grid
+from .linear import Linear, Run, as_rows, plan_for
+from .plan import fold_grid
 
 _GUARD_WORDS = 64
 _EXACT_ROWS = (4, 256)  # at least, at most
@@ -105,12 +105,12 @@ def verify(
     """
     if rows < 1:
         raise UsageError(f"rows is {rows}, expected at least 1")
+    if x is not None:
+        x = as_rows(x, packed.in_features)
+        rows = len(x)
+    kernel = plan_for(gpu, rows, packed.out_features, packed.in_features, kernel).kernel  # both probes judge this one
     if x is None:
         x = np.random.default_rng(seed).standard_normal((rows, packed.in_features), np.float32)
-    x = as_rows(x, packed.in_features)
-    kernel = kernel or choose_kernel(
-        len(x), packed.in_features
-    )  # both probes judge the kernel that serves this many rows
     factor = rounding_factor_of(gpu) if rounding_factor is None else rounding_factor
     wanted: Reference = reference(packed, x, rounding_factor=factor)
 
