@@ -6,7 +6,9 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 export PYTHON TORCH_INDEX
 
-INSTALLED := $(VENV)/.qcs4w-installed
+# Says which environment this checkout was installed into; gone when that has changed.
+INSTALLED := .installed
+$(shell [ -x "$(VENV)/bin/qcs4w" ] && [ "$$(cat $(INSTALLED) 2>/dev/null)" = "$(VENV)" ] || rm -f $(INSTALLED))
 
 .PHONY: help demo test test-all lint types format build install adapter clean
 
@@ -23,13 +25,13 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml .ci/constraints.txt .ci/ensure-venv
 	@.ci/ensure-venv "$(VENV)"
-	@touch "$@"
+	@echo "$(VENV)" > $@
 
 adapter: install
 	@.ci/ensure-adapter "$(VENV)"
 
 demo: adapter
-	@PATH="$(abspath $(VENV))/bin:$$PATH" examples/demo/demo
+	@PATH="$$(cd "$(VENV)" && pwd)/bin:$$PATH" examples/demo/demo
 
 test: adapter
 	QCS4W_REQUIRE_ADAPTER=1 "$(VENV)/bin/python" -m pytest
@@ -54,5 +56,5 @@ build: install
 	"$(VENV)/bin/python" .ci/check_dist.py dist
 
 clean:
-	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .installed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -81,7 +81,7 @@ def run_with_limits(
     gpu.dispatch(kernel, buffers, plan.sizes, plan.grid)
     words = gpu.read(out)
     for buffer in buffers.values():
-        buffer.free()
+        buffer.close()
     return plan, words[:count].view(np.float32).reshape(rows, out_features), bool((words[count:] == POISON).all())
 
 

@@ -15,6 +15,10 @@ from safetensors.numpy import load_file, save_file
 from qcs4w_gpu import Gpu, NoAdapterError
 from qcs4w_packer import pack_file
 
+# Commands in processes of their own find the packages as pytest does, installed or not.
+ROOTS = [str(Path(__file__).parent.parent / root) for root in ("cli", "packer", "gpu")]
+os.environ["PYTHONPATH"] = os.pathsep.join([*ROOTS, *filter(None, [os.environ.get("PYTHONPATH")])])
+
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLES = Path(__file__).parent.parent / "examples"
 

@@ -83,7 +83,7 @@ def test_the_bytes_of_an_npy_are_numpys(tmp_path: Path) -> None:
 def test_a_format_that_does_not_fit(name: str, count: int, words: str, tmp_path: Path) -> None:
     """An unknown suffix, or two arrays for a .npy, is refused and leaves no file."""
     with pytest.raises(UsageError, match=words):
-        check_output_format(Path(name), count)
+        check_output_format(Path(name), [str(i) for i in range(count)])
     arrays = {str(i): np.ones(1, np.float32) for i in range(count)}
     with pytest.raises(UsageError, match=words):
         save_arrays(tmp_path / name, arrays, nameless=False)

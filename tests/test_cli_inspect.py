@@ -193,6 +193,24 @@ def test_a_scale_that_is_not_finite(packed_file: Path, tmp_path: Path, qcs4w: Co
     assert (row["codes"], row["scale"]) == ([1, 2], "nan")
 
 
+def test_digests_that_nobody_has_stated(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Without metadata there are no digests: none is shown, and none is called wrong."""
+    path = tmp_path / "bare.safetensors"
+    save_file(load_file(packed_file), path)
+    result = qcs4w("inspect", path)
+    assert "MISMATCH" not in result.out
+    assert "000000000000" not in result.out + result.err
+    tensor = qcs4w("inspect", path, "--json").document["tensors"][0]
+    assert (tensor["digest_ok"], tensor["packed_sha256"]) == (None, None)
+
+
+def test_options_of_a_dump_need_a_tensor(packed_file: Path, checkpoint: Path, qcs4w: CommandLine) -> None:
+    """An option that would be ignored is an error."""
+    for option in (["--rows", "1"], ["--cols", "1"], ["--layout", "even-low"]):
+        assert "--tensor" in qcs4w.refused("inspect", packed_file, *option)
+    assert "pack it first" in qcs4w.refused("inspect", checkpoint, "--hex")
+
+
 def test_any_weight_file_is_listed(checkpoint: Path, packed_file: Path, qcs4w: CommandLine) -> None:
     """A file that is no container is listed, and dumping a tensor of it is refused with what to do."""
     result = qcs4w("inspect", checkpoint)

@@ -187,7 +187,7 @@ def test_rows_may_come_in_pieces(tmp_path: Path) -> None:
         ([PackedEntry("w", 1, 1), PackedEntry("w", 2, 2)], [], "w"),
         ([PackedEntry("w", 1, 1, aliases=("v",)), PackedEntry("v", 2, 2)], [], "v"),
         ([PackedEntry("w", 1, 1, aliases=("v",)), PackedEntry("u", 2, 2, aliases=("v",))], [], "v"),
-        ([], [Planned("b", "F32", (1,)), Planned("b", "F32", (2,))], "b"),
+        ([PackedEntry("w", 1, 1)], [Planned("b", "F32", (1,)), Planned("b", "F32", (2,))], "b"),
     ],
     ids=["generated and carried", "packed twice", "alias and packed", "alias twice", "carried twice"],
 )
@@ -201,7 +201,14 @@ def test_names_that_meet_are_an_error(entries: list[PackedEntry], carried: list[
 def test_names_that_no_header_can_hold_are_an_error(name: str) -> None:
     """A name that would spoil the header is refused."""
     with pytest.raises(OutputError, match="a container cannot hold a tensor"):
-        ContainerWriter([], [Planned(name, "F32", (1,))])
+        ContainerWriter([PackedEntry("w", 1, 1)], [Planned(name, "F32", (1,))])
+
+
+def test_a_container_of_nothing_is_not_written(tmp_path: Path) -> None:
+    """What no reader would take is refused by the writer."""
+    with pytest.raises(OutputError, match="at least one packed tensor"):
+        save_container(tmp_path / "none.safetensors", {})
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_output_is_not_overwritten(path: Path) -> None:
@@ -271,7 +278,7 @@ def check_refusal(path: Path, words: str) -> None:
         assert any(re.search(words, problem) for problem in container.problems), container.problems
         for entry in container.entries.values():
             container.wrong_digests(entry)
-            container.load_unchecked(entry)
+            container.arrays(entry)
 
 
 @pytest.mark.parametrize(("change", "words"), DOCUMENTS.values(), ids=DOCUMENTS)
@@ -472,7 +479,7 @@ def test_damaged_files_do_not_stop_a_lenient_reader(path: Path, rng: np.random.G
                     for entry in container.entries.values():
                         shown += 1
                         container.wrong_digests(entry)
-                        container.load_unchecked(entry)
+                        container.arrays(entry)
                         container.bias(entry)
             except Qcs4wError:
                 pass

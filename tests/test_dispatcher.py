@@ -33,7 +33,7 @@ def buffers(gpu: Gpu) -> Iterator[dict[int, Buffer]]:
     made = {index: gpu.empty(64, label=f"buffer {index}") for index in range(4)}
     yield made
     for buffer in made.values():
-        buffer.free()
+        buffer.close()
 
 
 def mutant(old: str, new: str, name: str = "mutant") -> Kernel:
@@ -217,8 +217,8 @@ def test_a_buffer_beyond_the_limits_is_refused(gpu: Gpu) -> None:
 def test_freed_buffers_are_refused(gpu: Gpu, buffers: dict[int, Buffer]) -> None:
     """A freed buffer is an error wherever it is used; the implementation would end the process."""
     gone = gpu.empty(4, label="gone")
-    gone.free()
-    gone.free()
+    gone.close()
+    gone.close()
     with pytest.raises(GpuError, match="gone has been freed"):
         gpu.read(gone)
     with pytest.raises(GpuError, match="gone has been freed"):

@@ -203,3 +203,13 @@ def test_writing_at_an_offset_writes_all(tmp_path: Path) -> None:
         write_at(fd, memoryview(b"abcdefgh").cast("I"), 4)
         write_at(fd, b"", 100)
     assert (tmp_path / "out").read_bytes() == bytes(4) + b"abcdefgh"
+
+
+def test_what_replaces_a_private_file_is_private(tmp_path: Path) -> None:
+    """--force keeps the permissions of the file that was there."""
+    path = tmp_path / "private"
+    path.write_bytes(b"old")
+    path.chmod(0o600)
+    write_file(path, b"new", force=True)
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600

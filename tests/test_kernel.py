@@ -336,3 +336,13 @@ def test_only_regular_files_of_a_kernels_size_are_read(tmp_path: Path) -> None:
     for name in ("pipe", "folder", "huge"):
         with pytest.raises(KernelError, match=f"{name}.wgsl: (is no regular file|has 1,099)"):
             read_kernel(tmp_path / f"{name}.wgsl")
+
+
+@pytest.mark.parametrize(
+    ("kind", "nbytes"),
+    [("array<f32, max(A, B)>", 64), ("array<f32, A % 3u>", 4), ("array<array<vec4<f32>, 2>, A>", 512), ("Tile", 0)],
+)
+def test_workgroup_memory_of_any_spelling(kind: str, nbytes: int) -> None:
+    """Lengths are expressions of constants; what cannot be read counts nothing and is no error."""
+    text = SMALL + f"const A: u32 = 16u;\nconst B: u32 = 3u;\nvar<workgroup> tile: {kind};\n"
+    assert parse_kernel("typed", text).workgroup_nbytes == nbytes

@@ -361,3 +361,25 @@ def test_times_are_reported(gpu: Gpu) -> None:
     assert timing.upload_ms > 0
     assert timing.readback_ms > 0
     assert timing.kernel_ms is None or 0 < timing.kernel_ms < 10_000
+
+
+def test_a_run_that_fails_frees_its_buffers(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither x and y of a failed run nor the weights of a failed upload stay on the device."""
+    made = []
+    empty = gpu.empty
+
+    def record(nbytes: int, *, label: str = "buffer"):  # type: ignore[no-untyped-def]
+        if label == "bias":
+            raise GpuError("on purpose")
+        made.append(empty(nbytes, label=label))
+        return made[-1]
+
+    monkeypatch.setattr(gpu, "empty", record)
+    broken = parse_kernel("broken", shipped_kernel("linear_naive").source.replace("var sum = 0.0;", "var sum = 0u;"))
+    packed, x, _ = exact_case(2, 3, 5)
+    with Linear(gpu, packed, kernel=broken) as linear, pytest.raises(KernelError):
+        linear.run(x)
+    with pytest.raises(GpuError, match="on purpose"):
+        Linear(gpu, packed, bias=np.zeros(3, np.float32))
+    assert len(made) == 6
+    assert all(buffer.handle is None for buffer in made)

@@ -38,6 +38,7 @@ from qcs4w_packer import (
     SelectionError,
     SourceError,
     UnknownTensorError,
+    UsageError,
     load_packed,
     open_source,
     pack_file,
@@ -349,7 +350,7 @@ def test_a_dry_run_says_what_a_run_does(weight: np.ndarray, tmp_path: Path) -> N
     with Container(tmp_path / "out.safetensors") as container:
         assert [t.entry for t in done.packed] == list(container.entries.values())
     assert [t.error for t in planned.packed] == [None, None]
-    with pytest.raises(ValueError, match="dry run only"):
+    with pytest.raises(UsageError, match="dry run only"):
         pack_file(path, None, request=request)
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from qcs4w_packer import NonFiniteError, dequantize, pack_codes, pack_weight, quantize
+from qcs4w_packer import NonFiniteError, UsageError, dequantize, pack_codes, pack_weight, quantize
 from qcs4w_packer.rowpack import _BLOCK_ELEMENTS, pack_rows, pack_weight_measured
 
 SHAPES = [
@@ -124,5 +124,5 @@ def test_any_float_array_packs_like_its_float32(dtype: object, order: str, rng: 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (4,), (2, 2, 2), ()], ids=str)
 def test_only_matrices_with_elements_are_packed(shape: tuple[int, ...]) -> None:
     """Any other shape is refused with what was wanted."""
-    with pytest.raises(ValueError, match=r"expected \(N, K\)"):
+    with pytest.raises(UsageError, match=r"expected \(N, K\)"):
         pack_weight(np.zeros(shape, np.float32))

@@ -274,7 +274,6 @@ REQUESTS: dict[str, tuple[dict[str, tuple[str, ...]], list[str]]] = {
     "include a set": ({"include": ("[bc].*",)}, ["b.weight", "c.table"]),
     "exclude": ({"exclude": ("a.*",)}, ["b.weight"]),
     "exclude beats include": ({"include": ("*",), "exclude": ("*.weight",)}, ["c.table"]),
-    "tensor and include": ({"tensors": ("a.weight",), "include": ("c.*",)}, ["a.weight", "c.table"]),
 }
 
 
@@ -422,3 +421,9 @@ def test_many_gates_are_looked_at_once() -> None:
     """Forty thousand gates in one file take no time that grows with their square."""
     with time_limit(20):
         assert len(packed({f"l{i}.gate.weight": (1, 1) for i in range(40_000)})) == 40_000
+
+
+def test_tensor_and_include_contradict_each_other() -> None:
+    """--tensor says "only these": a pattern beside it is an error."""
+    with pytest.raises(SelectionError, match="by --tensor and by --include"):
+        packed({"a.weight": (4, 6), "b.weight": (4, 6)}, tensors=("a.weight",), include=("b.*",))

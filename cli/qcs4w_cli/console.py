@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 
 import click
 
+from .main import EXIT_ERROR
 from .report import Span, Table, clean, clean_line, error_document, to_json
 
 
@@ -142,10 +144,10 @@ def report_error(error: Exception, argv: Sequence[str]) -> None:
     if "--json" in flags:
         command = next((arg for arg in flags if not arg.startswith("-")), "qcs4w")
         with contextlib.suppress(Qcs4wError):
-            write(to_json(command, error_document(code, message, hint), 2), sys.stdout)
+            write(to_json(command, error_document(code, message, hint), EXIT_ERROR), sys.stdout)
     else:
         print_error(message, hint)
-    if "-v" in flags or "--verbose" in flags:
+    if any(flag == "--verbose" or re.fullmatch("-[a-z]*v[a-z]*", flag) for flag in flags):
         with contextlib.suppress(OSError):
             traceback.print_exception(error, file=sys.stderr)
     elif code == "internal":

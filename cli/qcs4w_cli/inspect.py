@@ -39,24 +39,22 @@ class SliceType(click.ParamType):  # type: ignore[type-arg]  # generic in recent
 @click.command("inspect", short_help=COMMANDS["inspect"])
 @click.argument("file", type=PATH)
 @click.option("--tensor", metavar="NAME", help="Dump this packed tensor: bytes, nibbles, codes and values.")
-@click.option("--rows", type=SliceType(), default="0:4", show_default=True, help="Rows n to dump.")
-@click.option("--cols", type=SliceType(), default="0:16", show_default=True, help="Columns k to dump.")
+@click.option("--rows", type=SliceType(), help="Rows n to dump.  [default: 0:4]")
+@click.option("--cols", type=SliceType(), help="Columns k to dump.  [default: 0:16]")
 @click.option("--hex", "as_hex", is_flag=True, help="Dump raw bytes with their offsets in the file.")
 @click.option(
     "--layout",
     type=click.Choice(list(LAYOUTS)),
-    default=EVEN_HIGH.name,
-    show_default=True,
-    help="How to read the bytes.",
+    help=f"How to read the bytes.  [default: {EVEN_HIGH.name}]",
 )
 @common_options
 def command(
     file: Path,
     tensor: str | None,
-    rows: slice,
-    cols: slice,
+    rows: slice | None,
+    cols: slice | None,
     as_hex: bool,
-    layout: str,
+    layout: str | None,
     as_json: bool,
     quiet: bool,
     verbose: bool,
@@ -76,8 +74,10 @@ def command(
     from qcs4w_packer import Container, UsageError
 
     console = Console("inspect", as_json, quiet)
+    if tensor is None and not as_hex and (rows or cols or layout):
+        raise UsageError("--rows, --cols and --layout are of a dump", hint="say of which tensor with --tensor")
     if not _has_packed_tensors(file):
-        if tensor is not None:
+        if tensor is not None or as_hex:
             raise UsageError(
                 f"{file}: has no packed tensors", hint=f"pack it first: qcs4w pack {file} -o OUT.safetensors"
             )
@@ -86,8 +86,11 @@ def command(
         if tensor is None and as_hex:
             tensor = container.only().name
         entries = [container.entry(tensor)] if tensor is not None else list(container.entries.values())
-        mismatches = {entry.name: container.faults(entry) for entry in entries}
-        problems = [*container.problems, *(text for texts in mismatches.values() for text in texts)]
+        mismatches = {entry.name: container.wrong_digests(entry) for entry in entries}
+        problems = [
+            *container.problems,
+            *(text for entry in entries for text in (*mismatches[entry.name], *container.odd_scales(entry))),
+        ]
         code = EXIT_FAILED if problems else 0
         content: dict[str, Any] = {
             "file": str(file),
@@ -99,7 +102,7 @@ def command(
             "carried": _carried(container),
         }
         if tensor is not None:
-            dump = Dump.of(container, entries[0], rows, cols, layout)
+            dump = Dump.of(container, entries[0], rows or slice(0, 4), cols or slice(0, 16), layout or EVEN_HIGH.name)
             if as_hex:
                 console.answer("\n".join(hex_lines(dump)))
             else:
@@ -133,7 +136,7 @@ def _tensor_document(container: "Container", entry: "PackedEntry", wrong: list[s
         "file_offset": container.packed_slot(entry).start,
         "packed_sha256": entry.packed_sha256,
         "scale_sha256": entry.scale_sha256,
-        "digest_ok": not wrong,
+        "digest_ok": None if entry.packed_sha256 is None else not wrong,
         "executorch_refuses": entry.executorch_refuses,
     }
 
@@ -159,8 +162,8 @@ def _show_overview(content: dict[str, Any], console: Console, verbose: bool) -> 
             f"{t['file_offset']:,}",
             t["source_dtype"],
             t["method"],
-            "ok" if t["digest_ok"] else "MISMATCH",
-            t["packed_sha256"] if verbose else t["packed_sha256"][:12],
+            {True: "ok", False: "MISMATCH", None: "none"}[t["digest_ok"]],
+            (t["packed_sha256"] or "")[: None if verbose else 12],
             "; ".join(
                 ["transposed"] * t["transposed"]
                 + [f"also {alias}" for alias in t["aliases"]]

@@ -87,8 +87,9 @@ def run(argv: Sequence[str]) -> int:
     """Run the command line and return its exit code; every error ends here."""
     with contextlib.suppress(ValueError):  # not in the main thread
         for name in ("SIGTERM", "SIGHUP"):  # so that half-written files are cleaned up as after Ctrl-C
-            if hasattr(signal, name):  # Windows has no SIGHUP
-                signal.signal(getattr(signal, name), _terminate)
+            number = getattr(signal, name)
+            if signal.getsignal(number) is signal.SIG_DFL:  # under nohup it is ignored, and stays so
+                signal.signal(number, _terminate)
     try:
         result = cli.main(args=list(argv) or ["--help"], prog_name="qcs4w", standalone_mode=False)
         sys.stdout.flush()

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,16 @@ def standard_input(path: Path) -> Iterator[Path]:
 
     from .interrupts import temporary_files
 
-    try:
-        with tempfile.NamedTemporaryFile(suffix=".npy") as file:
+    with ExitStack() as held:
+        try:
+            file = held.enter_context(tempfile.NamedTemporaryFile(suffix=".npy"))
             temporary_files.add(file.name)
+            held.callback(temporary_files.discard, file.name)
             file.write(sys.stdin.buffer.read())
             file.flush()
-            yield Path(file.name)
-    except OSError as error:
-        raise SourceError(f"stdin cannot be kept in {tempfile.gettempdir()}: {error.strerror or error}") from None
+        except OSError as error:
+            raise SourceError(f"stdin cannot be kept in {tempfile.gettempdir()}: {error.strerror or error}") from None
+        yield Path(file.name)
 
 
 def read_file_list(path: str) -> list[Path]:

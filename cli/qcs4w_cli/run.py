@@ -144,19 +144,17 @@ class _Job:
         from qcs4w_gpu.linear import as_rows, plan_for
         from qcs4w_packer.arrays import read_array
 
+        plan_for(self.gpu, inputs.tensors[array_name].rows or 1, entry.out_features, entry.in_features)
+        x = read_array(inputs, array_name, entry.in_features)
+        rows = as_rows(x, entry.in_features, name=entry.name)
         weight = self.container.load(entry.name)
-        linear = Linear(self.gpu, weight, bias=self.container.bias(entry) if self.with_bias else None)
         try:
-            plan_for(self.gpu, inputs.tensors[array_name].rows or 1, entry.out_features, entry.in_features)
-            x = read_array(inputs, array_name, entry.in_features)
-            rows = as_rows(x, entry.in_features, name=entry.name)
-            try:
-                check_domain(weight, rows)
-            except DomainError as error:
-                self.console.warn(f"{entry.name}: {error}")
+            check_domain(weight, rows)
+        except DomainError as error:
+            self.console.warn(f"{entry.name}: {error}")
+        bias = self.container.bias(entry) if self.with_bias else None
+        with Linear(self.gpu, weight, bias=bias) as linear:
             runs = [linear.run(rows) for _ in range(self.repeat)]
-        finally:
-            linear.close()
         last = runs[-1]
         times = [ran.timing.kernel_ms for ran in runs[1:] or runs if ran.timing.kernel_ms is not None]
         return last.y.reshape(*x.shape[:-1], entry.out_features), {

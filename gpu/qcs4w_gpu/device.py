@@ -29,10 +29,11 @@ class Adapter:
         index: its number, as `--adapter` takes it.
         name: of the device.
         kind: "discrete GPU", "integrated GPU", "virtual GPU", "unknown" or "software".
-        backend: Vulkan, Metal or D3D12.
+        backend: Vulkan or Metal.
         driver: the driver's own words.
         limits: by WebGPU's names with dashes.
         features: WebGPU's names.
+        handle: the implementation's own object.
     """
 
     index: int

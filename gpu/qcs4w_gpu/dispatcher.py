@@ -19,7 +19,6 @@ from .device import choose_adapter, list_adapters
 from .errors import DeviceLostError, GpuError, KernelError, LimitError
 from .kernel import PARAMS_BINDING, Kernel
 
-# Only what serves us is asked for; wgpu-py's "subgroup" and WebGPU's "subgroups" are two names of one thing.
 _USEFUL_FEATURES = ("timestamp-query",)
 # One large write measured at half the speed of 32 MiB pieces.
 _UPLOAD_BYTES = 32 << 20
@@ -30,7 +29,7 @@ _LOST = re.compile(r"\bdevice (?:is |was )?lost\b", re.IGNORECASE)
 
 
 @dataclass(eq=False)
-class Buffer:
+class Buffer(Closing):
     """A storage buffer on the device; nbytes is a multiple of 4."""
 
     handle: Any
@@ -38,7 +37,7 @@ class Buffer:
     label: str
     owner: "Gpu"
 
-    def free(self) -> None:
+    def close(self) -> None:
         """Give the memory back; a second time does nothing."""
         if self.handle is not None:
             self.handle.destroy()
@@ -83,7 +82,7 @@ class Gpu(Closing):
         self._fence = self._device.create_buffer(size=4, usage=self._flags.COPY_SRC)
         self._clock: tuple[Any, Any, float] | None = None
         # The driver sets itself up at the first use, which is no part of anybody's upload.
-        self.upload(np.zeros(1, np.float32)).free()
+        self.upload(np.zeros(1, np.float32)).close()
         self.finish()
         if "timestamp-query" in self._device.features:
             self._clock = (
@@ -258,7 +257,7 @@ class Gpu(Closing):
         try:
             yield
         except webgpu.call_errors() as error:
-            message = str(error)
+            message = str(error) or type(error).__name__
         reported = webgpu.take_reported()  # also what came between calls: an error may be late, but is never ignored
         message = message or "\n".join(reported)
         if message:

@@ -24,15 +24,18 @@ overflow.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from qcs4w_packer import PackedLinear
 from qcs4w_packer.errors import UsageError
 
 from .errors import DomainError
+
+if TYPE_CHECKING:
+    import torch
 
 UNIT = 2.0**-24
 TINY = 2.0**-126
@@ -111,6 +114,8 @@ def oracle(packed: PackedLinear, x: NDArray[np.float32], *, unit_scales: bool = 
     Returns:
         float64, shape (M, N).
     """
+    import torch  # here, since listing adapters or running a kernel needs none of it
+
     rows = torch.from_numpy(x.astype(np.float64))
     parts = [rows @ (weight if unit_scales else weight * scales[:, None]).T for weight, scales in _blocks(packed)]
     result: NDArray[np.float64] = torch.cat(parts, dim=1).numpy()
@@ -128,6 +133,8 @@ def reference(packed: PackedLinear, x: NDArray[np.float32], *, rounding_factor: 
     Raises:
         DomainError: an intermediate could overflow float32.
     """
+    import torch
+
     check_domain(packed, x)
     rows = torch.from_numpy(x.astype(np.float64))
     sizes = rows.abs()
@@ -240,8 +247,10 @@ def _worst(excess: NDArray[np.float64], error: NDArray[np.float64]) -> int:
     return int(np.lexsort((error.ravel(), excess.ravel()))[-1])
 
 
-def _blocks(packed: PackedLinear) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _blocks(packed: PackedLinear) -> "Iterator[tuple[torch.Tensor, torch.Tensor]]":
     """Yield (codes, scales) in float64, some rows at a time, from bytes read here and nowhere else."""
+    import torch
+
     data = torch.from_numpy(np.array(packed.packed))
     scales = torch.from_numpy(packed.scales.astype(np.float64))
     step = max(1, _BLOCK_BYTES // (16 * data.shape[1]))

@@ -242,12 +242,26 @@ def _kind(space: str, access: str | None) -> BufferKind:
 def _type_nbytes(kind: str, constants: Mapping[str, int]) -> int:
     """Return the bytes of a WGSL type, 0 where it is not a number, a vector or an array of these."""
     kind = re.sub(r"\s", "", kind)
-    if array := re.fullmatch(r"array<(.+),([^,<>]+),?>", kind):
-        return _type_nbytes(array[1], constants) * _evaluate(array[2], constants, kind)
+    if kind.startswith("array<") and kind.endswith(">"):
+        element, comma, count = _at_last_comma(kind.removeprefix("array<").removesuffix(">").removesuffix(","))
+        try:
+            return _type_nbytes(element, constants) * _evaluate(count, constants, kind) if comma else 0
+        except KernelError:
+            return 0
     if vector := re.fullmatch(r"vec([234])(?:<(\w+)>|([fiuh]))", kind):
         scalar = vector[2] or {"h": "f16"}.get(vector[3], "f32")
         return (4 if vector[1] == "3" else int(vector[1])) * _type_nbytes(scalar, constants)
     return {"f16": 2, "f32": 4, "i32": 4, "u32": 4, "bool": 4, "atomic<u32>": 4, "atomic<i32>": 4}.get(kind, 0)
+
+
+def _at_last_comma(text: str) -> tuple[str, str, str]:
+    """Part a text at its last comma outside of brackets."""
+    depth = 0
+    for at in range(len(text) - 1, -1, -1):
+        depth += (text[at] in ")>") - (text[at] in "(<")
+        if text[at] == "," and not depth:
+            return text[:at], ",", text[at + 1 :]
+    return text, "", ""
 
 
 def _arguments(text: str, names: Mapping[str, int], where: str) -> list[int]:
@@ -264,7 +278,7 @@ def _evaluate_positive(expression: str, names: Mapping[str, int], where: str) ->
 
 
 def _evaluate(expression: str, names: Mapping[str, int], where: str) -> int:
-    """Evaluate whole-number arithmetic: + - * /, ceil, min, max, numbers (`32u` too) and names.
+    """Evaluate whole-number arithmetic: + - * / %, ceil, min, max, numbers (`32u` too) and names.
 
     `/` is exact inside `ceil` and rounds down elsewhere, as it does for u32 in WGSL.
     """
@@ -276,7 +290,7 @@ def _evaluate(expression: str, names: Mapping[str, int], where: str) -> int:
                 return Fraction(number)
             case ast.Name(id=name) if name in names:
                 return Fraction(names[name])
-            case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() as op, right=right):
+            case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() | ast.Mod() as op, right=right):
                 a, b = value(left, exact=exact), value(right, exact=exact)
                 if isinstance(op, ast.Add):
                     return a + b
@@ -286,6 +300,8 @@ def _evaluate(expression: str, names: Mapping[str, int], where: str) -> int:
                     return a * b
                 if b == 0:
                     raise KernelError(f"{where}: division by zero in '{expression}'")
+                if isinstance(op, ast.Mod):
+                    return a % b
                 return a / b if exact else Fraction(a // b)
             case ast.Call(func=ast.Name(id="ceil"), args=[argument], keywords=[]):
                 return Fraction(math.ceil(value(argument, exact=True)))

@@ -1,16 +1,18 @@
 """A packed linear on a device: weights are uploaded once, and run many times."""
 
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from qcs4w_packer import PackedLinear
+from qcs4w_packer.closing import Closing
 from qcs4w_packer.errors import NonFiniteError, UsageError
 from qcs4w_packer.nibbles import PAD_BYTE
 
-from .dispatcher import Gpu, elapsed_ms
+from .dispatcher import Buffer, Gpu, elapsed_ms
 from .kernel import Kernel, check_linear, shipped_kernel
 from .plan import Plan, choose_kernel, plan_linear, row_stride
 
@@ -24,7 +26,7 @@ class Timing:
 
     Attributes:
         upload_ms: x to the device, by the host's clock.
-        kernel_ms: the linear, by the GPU's clock; None where it has none.
+        kernel_ms: the linear and the addition of its bias, by the GPU's clock; None where it has none.
         readback_ms: y to the host, by the host's clock.
     """
 
@@ -52,7 +54,7 @@ class Run:
     guards_intact: bool
 
 
-class Linear:
+class Linear(Closing):
     """y = x · Ŵᵀ (+ bias) on a device.
 
     Args:
@@ -85,10 +87,17 @@ class Linear:
         self._stride = row_stride(self.in_features, kernel)
         self._plan(1)  # refuses what cannot fit before anything is uploaded
         start = time.perf_counter()
-        self._weights = gpu.upload(_pad_rows(packed.packed, self._stride), label="packed weights")
-        self._scales = gpu.upload(packed.scales if scales is None else scales.astype(np.float32), label="scales")
-        self._bias = None if bias is None else gpu.upload(bias.astype(np.float32), label="bias")
-        gpu.finish()
+        with ExitStack() as held:  # what has been uploaded is freed again if the rest fails
+            self._weights = held.enter_context(
+                gpu.upload(_pad_rows(packed.packed, self._stride), label="packed weights")
+            )
+            factors = packed.scales if scales is None else scales.astype(np.float32)
+            self._scales = held.enter_context(gpu.upload(factors, label="scales"))
+            self._bias = None
+            if bias is not None:
+                self._bias = held.enter_context(gpu.upload(bias.astype(np.float32), label="bias"))
+            gpu.finish()
+            self._held = held.pop_all()
         self.upload_ms = elapsed_ms(start)
 
     @property
@@ -117,28 +126,16 @@ class Linear:
         gpu, plan = self._gpu, self._plan(len(x))
         count = plan.rows * plan.out_features
         start = time.perf_counter()
-        x_buffer = gpu.upload(x, label="x")
-        y_buffer = gpu.upload(np.full(count + guard_words, POISON), label="y")
-        gpu.finish()
-        upload_ms = elapsed_ms(start)
-        buffers = {0: y_buffer, 1: x_buffer, 2: self._weights, 3: self._scales}
-        kernel_ms = gpu.dispatch(plan.kernel, buffers, plan.sizes, plan.grid)
-        if self._bias is not None:
-            add = plan_linear(
-                plan.rows,
-                plan.out_features,
-                plan.in_features,
-                kernel=shipped_kernel("bias_add"),
-                stride=plan.row_stride,
-                limits=gpu.limits,
-            )
-            add_ms = gpu.dispatch(add.kernel, {0: y_buffer, 1: self._bias}, add.sizes, add.grid)
-            kernel_ms = None if kernel_ms is None or add_ms is None else kernel_ms + add_ms
-        start = time.perf_counter()
-        words = gpu.read(y_buffer)
-        timing = Timing(upload_ms, kernel_ms, elapsed_ms(start))
-        x_buffer.free()
-        y_buffer.free()
+        with (
+            gpu.upload(x, label="x") as x_buffer,
+            gpu.upload(np.full(count + guard_words, POISON), label="y") as y_buffer,
+        ):
+            gpu.finish()
+            upload_ms = elapsed_ms(start)
+            kernel_ms = self._dispatch(plan, x_buffer, y_buffer)
+            start = time.perf_counter()
+            words = gpu.read(y_buffer)
+            timing = Timing(upload_ms, kernel_ms, elapsed_ms(start))
         shape = (plan.rows, plan.out_features)
         return Run(
             y=words[:count].view(np.float32).reshape(shape),
@@ -149,10 +146,25 @@ class Linear:
         )
 
     def close(self) -> None:
-        """Free the weights on the device."""
-        for buffer in (self._weights, self._scales, self._bias):
-            if buffer is not None:
-                buffer.free()
+        """Free the weights on the device; a second time does nothing."""
+        self._held.close()
+
+    def _dispatch(self, plan: Plan, x: Buffer, y: Buffer) -> float | None:
+        """Run the linear and, where there is one, the addition of the bias; return milliseconds on the GPU."""
+        gpu = self._gpu
+        kernel_ms = gpu.dispatch(plan.kernel, {0: y, 1: x, 2: self._weights, 3: self._scales}, plan.sizes, plan.grid)
+        if self._bias is not None:
+            add = plan_linear(
+                plan.rows,
+                plan.out_features,
+                plan.in_features,
+                kernel=shipped_kernel("bias_add"),
+                stride=plan.row_stride,
+                limits=gpu.limits,
+            )
+            add_ms = gpu.dispatch(add.kernel, {0: y, 1: self._bias}, add.sizes, add.grid)
+            kernel_ms = None if kernel_ms is None or add_ms is None else kernel_ms + add_ms
+        return kernel_ms
 
     def _plan(self, rows: int) -> Plan:
         return plan_for(self._gpu, rows, self.out_features, self.in_features, self._kernel)

@@ -10,6 +10,7 @@ from qcs4w_packer import PackedLinear, QuantizationError
 from qcs4w_packer.errors import UsageError
 from qcs4w_packer.measure import quantization_error, row_square_sums
 from qcs4w_packer.nibbles import wrong_pad_rows
+from qcs4w_packer.quantize import dequantize
 from qcs4w_packer.rowpack import pack_weight
 
 from .causes import Cause, causes_of_output, causes_of_weights
@@ -152,13 +153,15 @@ def check_source(packed: PackedLinear, source: NDArray[np.float32], method: str)
     shape = (packed.out_features, packed.in_features)
     if source.shape != shape:
         raise UsageError(f"the source has shape {list(source.shape)}, the packed weight {list(shape)}")
-    error = quantization_error(*row_square_sums(source, packed.dequantize()))
+    codes = packed.codes()
+    error = quantization_error(*row_square_sums(source, dequantize(codes, packed.scales)))
     again = pack_weight(source)
-    differing = np.argwhere(again.codes() != packed.codes())
+    fresh = again.codes()
+    differing = np.argwhere(fresh != codes)
     first = None
     if len(differing):
         row, column = (int(i) for i in differing[0])
-        first = (row, column, int(packed.codes()[row, column]), int(again.codes()[row, column]))
+        first = (row, column, int(codes[row, column]), int(fresh[row, column]))
     equal = np.array_equal(again.packed, packed.packed) and np.array_equal(again.scales, packed.scales)
     is_match = equal if method == "absmax" else not causes_of_weights(packed, source)
     return SourceCheck(is_match, equal, first, error)
@@ -172,13 +175,10 @@ def rounding_factor_of(gpu: Gpu) -> int:
     b = draw.standard_normal(count, np.float32) * np.exp2(draw.integers(-20, 4, count)).astype(np.float32)
     kernel = shipped_kernel("probe_rounding")
     sizes = {"M": count, "N": 1, "K": 1, "K_packed": 1}
-    results = gpu.empty(2 * count * 4, label="rounding probe")
-    buffers = {0: results, 1: gpu.upload(a), 2: gpu.upload(b)}
     grid = fold_grid(kernel.workgroups(sizes), gpu.limits["max-compute-workgroups-per-dimension"])
-    gpu.dispatch(kernel, buffers, sizes, grid)
-    seen = gpu.read(results).view(np.float32)
-    for buffer in buffers.values():
-        buffer.free()
+    with gpu.empty(2 * count * 4, label="rounding probe") as results, gpu.upload(a) as left, gpu.upload(b) as right:
+        gpu.dispatch(kernel, {0: results, 1: left, 2: right}, sizes, grid)
+        seen = gpu.read(results).view(np.float32)
     return 1 if np.array_equal(seen, np.concatenate([a + b, a * b])) else 2
 
 
@@ -189,11 +189,8 @@ def _run(
     kernel: Kernel,
     scales: NDArray[np.float32] | None,
 ) -> Run:
-    linear = Linear(gpu, packed, kernel=kernel, scales=scales)
-    try:
+    with Linear(gpu, packed, kernel=kernel, scales=scales) as linear:
         return linear.run(x, guard_words=_GUARD_WORDS)
-    finally:
-        linear.close()
 
 
 def _compare(run: Run, expected: NDArray[np.float64], bound: NDArray[np.float64] | float) -> Comparison:

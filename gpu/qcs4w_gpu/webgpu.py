@@ -1,5 +1,6 @@
 """The one place that knows which WebGPU implementation is used. Nothing else imports it."""
 
+import contextlib
 import logging
 import os
 from functools import cache
@@ -26,7 +27,8 @@ def engine() -> Any:
 
     # OpenGL adapters double the Vulkan ones, hold less, and their loader prints to stderr.
     _quiet_mesa()
-    extras.set_instance_extras(backends=["Vulkan", "Metal", "DX12"])
+    with contextlib.suppress(RuntimeError):  # the program has an instance already: it is taken as it is
+        extras.set_instance_extras(backends=["Vulkan", "Metal"])
     logger = logging.getLogger("wgpu")
     logger.addHandler(_Collect())
     logger.propagate = False

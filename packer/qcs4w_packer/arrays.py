@@ -2,6 +2,7 @@
 
 import io
 import os
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -121,10 +122,8 @@ def save_arrays(
         data = npy_bytes(next(iter(arrays.values())))
     elif suffix == ".npz":
         stream = io.BytesIO()
-        # Written one by one, since a keyword `file` would meet numpy's own argument of that name.
-        import zipfile
-
         with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED) as archive:
+            # One by one: np.savez takes names as keywords, and one called `file` would meet its own argument.
             for name, array in arrays.items():
                 archive.writestr(f"{name}.npy", npy_bytes(array))
         data = stream.getvalue()

@@ -106,48 +106,32 @@ class Container(Closing):
             DigestError: the bytes are not those that were written.
         """
         entry = self.entry(name)
-        wrong = self.wrong_digests(entry)
+        packed, scales = self.arrays(entry)
+        wrong = _wrong_digests(entry, packed, scales)
         if wrong:
             raise DigestError(
                 f"{self.path}: {'; '.join(wrong)}",
                 hint="the file was damaged or edited after packing: pack it again, or look with qcs4w inspect",
             )
-        return self.load_unchecked(entry)
-
-    def load_unchecked(self, entry: PackedEntry) -> PackedLinear:
-        """Read one packed tensor whatever its digests say.
-
-        Raises:
-            ContainerError: a scale is not finite.
-        """
-        packed, scales = self.arrays(entry)
         try:
             return PackedLinear(packed, scales, entry.in_features)
         except ContainerError as error:
             raise ContainerError(f"{self.path}: tensor '{entry.name}': {error}") from None
 
     def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Read packed bytes (N, K_packed) and scales (N,) as they are, even from a broken file."""
+        """Read packed bytes (N, K_packed) and scales (N,) as they are, whatever their digests say."""
         packed = np.frombuffer(self.read(entry.name + PACKED), np.uint8)
         return packed.reshape(entry.out_features, -1), np.frombuffer(self.read(entry.name + SCALE), "<f4")
 
-    def faults(self, entry: PackedEntry) -> list[str]:
-        """Describe everything for which a strict reader refuses a tensor's data."""
-        found = self.wrong_digests(entry)
-        scales = self.arrays(entry)[1]
-        if not np.isfinite(scales).all():
-            row = int(np.flatnonzero(~np.isfinite(scales))[0])
-            found.append(f"tensor '{entry.name}': the scale of row {row} is {scales[row]}")
-        return found
-
     def wrong_digests(self, entry: PackedEntry) -> list[str]:
         """Recompute a tensor's digests and describe each that differs from the one in the metadata."""
-        stated = {PACKED: entry.packed_sha256, SCALE: entry.scale_sha256}
-        return [
-            f"tensor '{entry.name}': sha256 of {entry.name + suffix} is {found}, the metadata says {digest}"
-            for suffix, digest in stated.items()
-            if (found := hashlib.sha256(self.read(entry.name + suffix)).hexdigest()) != digest
-        ]
+        return _wrong_digests(entry, *self.arrays(entry))
+
+    def odd_scales(self, entry: PackedEntry) -> list[str]:
+        """Describe scales that no reader takes: NaN and infinities."""
+        scales = self.arrays(entry)[1]
+        rows = np.flatnonzero(~np.isfinite(scales))
+        return [f"tensor '{entry.name}': the scale of row {row} is {scales[row]}" for row in rows[:1]]
 
     def read(self, stored_name: str) -> bytes:
         """Read the bytes of a tensor by its name in the safetensors file."""
@@ -289,3 +273,12 @@ def load_packed(path: str | os.PathLike[str], name: str | None = None) -> Packed
     """
     with Container(path) as container:
         return container.load(name or container.only().name)
+
+
+def _wrong_digests(entry: PackedEntry, packed: NDArray[np.uint8], scales: NDArray[np.float32]) -> list[str]:
+    stated = ((PACKED, packed, entry.packed_sha256), (SCALE, scales, entry.scale_sha256))
+    return [
+        f"tensor '{entry.name}': sha256 of {entry.name + suffix} is {found}, the metadata says {digest}"
+        for suffix, array, digest in stated
+        if digest is not None and (found := hashlib.sha256(array.data).hexdigest()) != digest
+    ]

@@ -32,7 +32,7 @@ class ContainerWriter:
         metadata: other string metadata to keep.
 
     Raises:
-        OutputError: two tensors would have one name.
+        OutputError: there is no packed tensor, or two tensors would have one name.
     """
 
     def __init__(
@@ -42,6 +42,8 @@ class ContainerWriter:
         metadata: Mapping[str, str] | None = None,
     ):
         entries = list(entries)
+        if not entries:
+            raise OutputError("a container needs at least one packed tensor")
         _refuse_twins(name for entry in entries for name in (entry.name, *entry.aliases))
         self._entries = {entry.name: entry for entry in entries}
         self._metadata = {k: v for k, v in (metadata or {}).items() if k != METADATA_KEY}

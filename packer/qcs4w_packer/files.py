@@ -5,6 +5,7 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,12 +38,14 @@ def replacing(
             )
         # 40 characters of up to 4 bytes: a name may have 255 bytes.
         part = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.part"
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0), 0o666)
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except OSError as error:
         raise _cannot_write(path, error) from None
     try:
         try:
             yield fd
+            if force and path.exists():  # what replaces a private file is private
+                os.fchmod(fd, stat.S_IMODE(path.stat().st_mode))
             os.fsync(fd)
         finally:
             os.close(fd)

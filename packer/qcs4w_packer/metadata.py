@@ -34,8 +34,8 @@ class PackedEntry:
         transposed: the source stored [K, N].
         aliases: other names of the very same weight (tied tensors).
         stack: the 3-D source tensor that this matrix was split from.
-        packed_sha256: of the packed bytes as stored.
-        scale_sha256: of the scales as stored.
+        packed_sha256: of the packed bytes as stored; None where it is not known.
+        scale_sha256: of the scales as stored; None where it is not known.
     """
 
     name: str
@@ -46,8 +46,8 @@ class PackedEntry:
     transposed: bool = False
     aliases: tuple[str, ...] = ()
     stack: str | None = None
-    packed_sha256: str = _PENDING
-    scale_sha256: str = _PENDING
+    packed_sha256: str | None = None
+    scale_sha256: str | None = None
 
     @property
     def packed_nbytes(self) -> int:
@@ -64,8 +64,8 @@ class PackedEntry:
         entry: dict[str, Any] = {
             "source_dtype": self.source_dtype,
             "method": self.method,
-            "packed_sha256": self.packed_sha256,
-            "scale_sha256": self.scale_sha256,
+            "packed_sha256": self.packed_sha256 or _PENDING,
+            "scale_sha256": self.scale_sha256 or _PENDING,
             "transposed": self.transposed,
             "aliases": list(self.aliases),
         }

@@ -1,5 +1,6 @@
 """NumPy's .npy and .npz as sources. Object arrays are never unpickled."""
 
+import contextlib
 import functools
 import lzma
 import os
@@ -7,7 +8,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from math import prod
 from pathlib import Path
 from typing import IO, Any
@@ -17,7 +18,7 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from .errors import SourceError
-from .safetensors_file import name_fault, open_for_reading, read_at
+from .safetensors_file import closer_of, name_fault, open_for_reading, read_at
 from .weights import NAMELESS, Source, SourceTensor
 
 # No deflate stream shrinks by more than this. Source: zlib's technical notes.
@@ -72,7 +73,7 @@ def open_npy(path: Path) -> Source:
     except BaseException:
         os.close(fd)
         raise
-    return Source(path, {NAMELESS: tensor}, nameless=True, closer=lambda: os.close(fd))
+    return Source(path, {NAMELESS: tensor}, nameless=True, closer=closer_of(fd))
 
 
 def open_npz(path: Path) -> Source:
@@ -127,18 +128,13 @@ def open_npz(path: Path) -> Source:
     return Source(path, tensors, left_out=tuple(left_out), closer=archive.close)
 
 
-class _zip_faults:  # noqa: N801 - reads as a statement
+@contextlib.contextmanager
+def _zip_faults(path: Path, member: str) -> Iterator[None]:
     """Turn every fault of zipfile and zlib into one SourceError."""
-
-    def __init__(self, path: Path, member: str):
-        self._where = f"{path}: member '{member}'"
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, _ZIP_FAULTS):
-            raise SourceError(f"{self._where} cannot be read: {error}") from None
+    try:
+        yield
+    except _ZIP_FAULTS as error:
+        raise SourceError(f"{path}: member '{member}' cannot be read: {error}") from None
 
 
 def _read_member(archive: zipfile.ZipFile, member: str, path: Path) -> NDArray[Any]:

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .container_writer import ContainerWriter
-from .errors import SelectionError, UnknownTensorError, UsageError
+from .errors import NonFiniteError, SelectionError, UnknownTensorError, UsageError
 from .files import check_target, replacing
 from .measure import QuantizationError, quantization_error
-from .metadata import PackedEntry
+from .metadata import PACKED, PackedEntry
 from .rowpack import pack_rows, refuse_non_finite
 from .safetensors_file import Planned
 from .select import Choice, Request, choose, did_you_mean
@@ -66,6 +66,7 @@ class PackReport:
         left_out: what the source holds besides tensors, described for people.
         source_nbytes: bytes of all tensors of the source.
         output_nbytes: size of the container.
+        packed_only: what is carried has been left out.
         is_dry_run: nothing was written and no data was read.
     """
 
@@ -107,6 +108,8 @@ def pack_file(
     path = Path(path)
     if output is not None:
         check_target(output, force=force or dry_run, sources=(path,))
+    elif not dry_run:
+        raise UsageError("output may be None in a dry run only")
     with open_source(path) as source:
         _refuse_container(source)
         choices = choose(source, request)
@@ -132,13 +135,15 @@ def pack_file(
                 PackedTensor(entry, choice.reason, choice.tensor.nbytes)
                 for choice, entry in zip(owners, entries, strict=True)
             ]
-        elif output is None:
-            raise ValueError("output may be None in a dry run only")
-        else:
+        elif output is not None:
             with replacing(output, force=force, nbytes=writer.nbytes, sources=(path,)) as fd:
                 writer.begin(fd)
                 for choice, entry in zip(owners, entries, strict=True):
-                    results.append(_pack_tensor(choice, entry, writer, advance))
+                    try:
+                        results.append(_pack_tensor(choice, entry, writer, advance))
+                    except NonFiniteError as error:
+                        error.hint = "mend the weight, or leave this tensor unpacked with --exclude"
+                        raise
                 for tensor in copied:
                     offset = 0
                     for _, data in tensor.chunks():
@@ -234,7 +239,7 @@ def _entry(choice: Choice, tied: dict[str, str], source: Source) -> PackedEntry:
 
 
 def _refuse_container(source: Source) -> None:
-    if any(name.endswith(".qcs4w_packed") for name in source.tensors):
+    if any(name.endswith(PACKED) for name in source.tensors):
         raise SelectionError(
             f"{source.path}: is a qcs4w container already", hint=f"look at it: qcs4w inspect {source.path}"
         )

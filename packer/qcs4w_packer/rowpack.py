@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import NonFiniteError
+from .errors import NonFiniteError, UsageError
 from .measure import QuantizationError, quantization_error, row_square_sums
 from .nibbles import pack_codes_into, packed_width
 from .packed import PackedLinear
@@ -87,6 +87,7 @@ def pack_weight(weight: NDArray[np.floating], *, name: str = "weight") -> Packed
         name: tensor name, for messages.
 
     Raises:
+        UsageError: it is no matrix, or an empty one.
         NonFiniteError: a value is NaN, infinite, or beyond float32.
     """
     return pack_weight_measured(weight, name=name)[0]
@@ -97,7 +98,7 @@ def pack_weight_measured(
 ) -> tuple[PackedLinear, QuantizationError]:
     """Do what `pack_weight` does and also return the quantization error."""
     if weight.ndim != 2 or 0 in weight.shape:
-        raise ValueError(f"{name} has shape {weight.shape}, expected (N, K) with N and K at least 1")
+        raise UsageError(f"{name} has shape {weight.shape}, expected (N, K) with N and K at least 1")
     with np.errstate(over="ignore"):
         narrow = np.ascontiguousarray(weight, np.float32)
     rows = pack_rows(narrow, name=name)
@@ -123,6 +124,5 @@ def refuse_non_finite(weight: NDArray[np.float32], *, name: str, first_row: int 
     row, column = (int(i) for i in places[0])
     raise NonFiniteError(
         f"tensor '{name}' holds {weight[row, column]} at row {first_row + row}, column {column}; "
-        "weights must be finite in float32",
-        hint="mend the weight, or leave this tensor unpacked with --exclude",
+        "weights must be finite in float32"
     )

@@ -7,7 +7,7 @@ then the tensors' bytes, little-endian, C order, without holes. Source: huggingf
 import json
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -215,10 +215,21 @@ def open_for_reading(path: Path) -> int:
         if not path.is_file():
             what = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
             raise SourceError(f"{path}: {what}, expected a file")
-        return os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         reason = getattr(error, "strerror", None) or error
         raise SourceError(f"{path}: cannot be read: {reason}") from None
+
+
+def closer_of(fd: int) -> Callable[[], None]:
+    """Return a function that closes a descriptor once; called again it leaves alone who has the number by then."""
+    left = [fd]
+
+    def close() -> None:
+        if left:
+            os.close(left.pop())
+
+    return close
 
 
 def read_at(fd: int, path: Path, offset: int, nbytes: int) -> bytes:

@@ -2,12 +2,13 @@
 
 import difflib
 import re
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from .errors import SelectionError, UnknownTensorError
+from .metadata import bias_name
 from .weights import FLOAT_DTYPES, Source, SourceTensor, split_stack
 
 
@@ -117,10 +118,10 @@ def choose(source: Source, request: Request | None = None) -> list[Choice]:
     """
     request = _with_full_names(request or Request(), source)
     _check_patterns(source, request)
-    kept = _kept_memory(source)
+    skips = _skips(source)
     choices: list[Choice] = []
     for tensor in source.tensors.values():
-        chosen, reason = _wanted(tensor, source, request, kept)
+        chosen, reason = _wanted(tensor, source, request, skips)
         if not chosen:
             choices.append(Choice(tensor, "carry", reason))
             continue
@@ -159,6 +160,8 @@ def _check_patterns(source: Source, request: Request) -> None:
         if name not in source.tensors:
             matrices = [n for n, tensor in source.tensors.items() if _unfit(tensor) is None]
             raise UnknownTensorError(f"{source.path}: no tensor '{name}'", hint=did_you_mean(name, matrices))
+    if request.tensors and request.include:
+        raise SelectionError("tensors are asked for by --tensor and by --include", hint="--include takes names too")
     for option in ("include", "exclude", "transpose", "no_transpose"):
         patterns: tuple[str, ...] = getattr(request, option)
         for pattern in patterns:
@@ -178,16 +181,24 @@ def _with_full_names(request: Request, source: Source) -> Request:
     return replace(request, tensors=tuple(full))
 
 
-def _kept_memory(source: Source) -> dict[Hashable, str]:
-    """Return the memory of tensors that the table leaves alone, with the reason: what is tied to one is left too."""
-    return {
-        tensor.storage: f"tied to {tensor.name} ({reason})"
-        for tensor in source.tensors.values()
-        if tensor.storage is not None and (reason := _skip_reason(tensor.name, source))
-    }
+def _skips(source: Source) -> dict[str, str]:
+    """Return the reason for each tensor that the default choice leaves alone: by its name, an alias, or a tie."""
+    found = (re.match(r"(.*?)\.(?:experts\.|shared_expert)", name) for name in source.tensors)
+    with_experts = frozenset(match[1] for match in found if match)
+    skips: dict[str, str] = {}
+    for name in source.tensors:
+        reasons = (_skip_reason(spelling, with_experts) for spelling in (name, *source.aliases_of(name)))
+        if reason := next(filter(None, reasons), None):
+            skips[name] = reason
+    memory = {source.tensors[name].storage: name for name in skips if source.tensors[name].storage is not None}
+    for name, tensor in source.tensors.items():
+        if name not in skips and tensor.storage in memory:
+            owner = memory[tensor.storage]
+            skips[name] = f"tied to {owner} ({skips[owner]})"
+    return skips
 
 
-def _wanted(tensor: SourceTensor, source: Source, request: Request, kept: Mapping[Hashable, str]) -> tuple[bool, str]:
+def _wanted(tensor: SourceTensor, source: Source, request: Request, skips: Mapping[str, str]) -> tuple[bool, str]:
     """Say whether a tensor is to be packed, and why."""
     name = tensor.name
     by_name = name in request.tensors
@@ -200,7 +211,7 @@ def _wanted(tensor: SourceTensor, source: Source, request: Request, kept: Mappin
         if unfit:
             raise SelectionError(f"{source.path}: tensor '{name}' cannot be packed: {unfit}")
         return True, "asked for by --tensor"
-    if request.tensors and not matches(name, request.include):
+    if request.tensors:
         return False, "not asked for"
     if request.include:
         if not matches(name, request.include):
@@ -213,9 +224,7 @@ def _wanted(tensor: SourceTensor, source: Source, request: Request, kept: Mappin
         return True, "asked for by --transpose"
     if len(tensor.shape) == 3:
         return False, f"3-D {list(tensor.shape)}: split into matrices by request (--include '{name}')"
-    skip = next(
-        (s for n in (name, *source.aliases_of(name)) if (s := _skip_reason(n, source))), kept.get(tensor.storage)
-    )
+    skip = skips.get(name)
     if skip or not matches(name, LINEAR_NAMES):
         return False, skip or unfit or "not a linear weight by name"
     _refuse_fp8(tensor, source)
@@ -242,24 +251,13 @@ def _unfit(tensor: SourceTensor) -> str | None:
     return None
 
 
-def _skip_reason(name: str, source: Source) -> str | None:
+def _skip_reason(name: str, with_experts: Collection[str]) -> str | None:
     lower = name.lower()
     for rule in SKIP_RULES:
         if fnmatchcase(lower, rule.pattern):
             return rule.reason
     block, gate, _ = name.rpartition(".gate.weight")
-    if gate and block in _blocks_with_experts(source):
-        return _ROUTER
-    return None
-
-
-def _blocks_with_experts(source: Source) -> frozenset[str]:
-    """Return the names of the blocks that hold experts, found once per file."""
-    if "experts" not in source.noted:
-        found = (re.match(r"(.*?)\.(?:experts\.|shared_expert)", name) for name in source.tensors)
-        source.noted["experts"] = frozenset(match[1] for match in found if match)
-    blocks: frozenset[str] = source.noted["experts"]
-    return blocks
+    return _ROUTER if gate and block in with_experts else None
 
 
 def _check_directions(choices: Sequence[Choice], source: Source, request: Request) -> None:
@@ -275,7 +273,7 @@ def _check_directions(choices: Sequence[Choice], source: Source, request: Reques
         return
     name = untold[0]
     tensor = packed[name].tensor
-    bias = source.tensors.get(name.removesuffix("weight") + "bias")
+    bias = source.tensors.get(bias_name(name))
     seen = ""
     if bias is not None and len(bias.shape) == 1 and tensor.shape[0] != tensor.shape[1]:
         seen = f"; its bias of {bias.shape[0]} says {'[in, out]' if bias.shape[0] == tensor.shape[1] else '[out, in]'}"

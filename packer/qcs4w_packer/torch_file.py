@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .errors import SourceError, UnsafePickleError
-from .safetensors_file import name_fault, open_for_reading
+from .safetensors_file import closer_of, name_fault, open_for_reading
 from .weights import NAMELESS, Source, SourceTensor
 
 _DTYPES = {
@@ -21,6 +21,9 @@ _DTYPES = {
     torch.complex64: "C64", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
     torch.float8_e4m3fnuz: "F8_E4M3FNUZ", torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
 }  # fmt: skip
+
+if hasattr(torch, "float8_e8m0fnu"):  # since torch 2.7
+    _DTYPES[torch.float8_e8m0fnu] = "F8_E8M0"
 
 # Where trainers put the weights when they save more than weights.
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
@@ -51,16 +54,13 @@ class _Mapped:
     def __init__(self, path: Path, fd: int):
         self._path, self._fd = path, fd
         self._nbytes = os.fstat(fd).st_size
+        self.close = closer_of(fd)  # tensors that are mapped stay so
 
     def check(self) -> None:
         """Raise SourceError when the file has been cut short since it was opened."""
         nbytes = os.fstat(self._fd).st_size
         if nbytes < self._nbytes:
             raise SourceError(f"{self._path}: had {self._nbytes:,} bytes and now has {nbytes:,}: it is truncated")
-
-    def close(self) -> None:
-        """Close the file; tensors that are mapped stay so."""
-        os.close(self._fd)
 
 
 def _source(path: Path, content: Any, mapped: _Mapped) -> Source:

@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,12 +64,12 @@ class SourceTensor:
         """Rows as `fetch` counts them."""
         return _row_count(self.dtype, self.shape)
 
-    def chunks(self, multiple: int = 1) -> Iterator[tuple[int, bytes]]:
+    def chunks(self) -> Iterator[tuple[int, bytes]]:
         """Yield (first row, bytes) of consecutive rows, about 16 MiB at a time, at least one row."""
         if not self.nbytes:
             return
         rows = self.rows
-        step = max(1, _CHUNK_BYTES // max(1, self.nbytes // rows) // multiple) * multiple
+        step = max(1, _CHUNK_BYTES // max(1, self.nbytes // rows))
         for start in range(0, rows, step):
             yield start, self.fetch(start, min(start + step, rows))
 
@@ -100,8 +99,8 @@ class Source(Closing):
         tensors: by name, in the file's order.
         metadata: the file's own string metadata (safetensors only).
         nameless: the file names no tensor; its only one is called NAMELESS here.
-        noted: what has been found out about the names, for whoever asks again.
         left_out: what the file holds besides tensors that a container can hold, described for people.
+        closer: closes the file.
     """
 
     path: Path
@@ -109,7 +108,6 @@ class Source(Closing):
     metadata: dict[str, str] = field(default_factory=dict)
     nameless: bool = False
     left_out: tuple[str, ...] = ()
-    noted: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
     closer: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def aliases_of(self, name: str) -> list[str]:
@@ -210,6 +208,5 @@ def widen(data: bytes, dtype: str, *, name: str, columns: int, first_row: int = 
             raise NonFiniteError(
                 f"tensor '{name}' holds {stored[row, column]} at row {first_row + row}, column {column}, "
                 "which is beyond float32",
-                hint="mend the weight, or leave this tensor unpacked with --exclude",
             )
     return narrow

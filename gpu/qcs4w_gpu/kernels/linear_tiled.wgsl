@@ -8,7 +8,7 @@
 // same weights (all m of the same n) are neighbours. The grid may be folded.
 //
 // The 64 sums of an invocation are addressed by constants only: one loop over them, in the multiplication or in the
-// store, puts them into slow memory and made the kernel ten times slower on an NVIDIA H200.
+// store, puts them into slow memory and made the kernel many times slower on an NVIDIA H200.
 // Loops take several columns a turn, since Mesa's llvmpipe leaves a kernel's loops, unfinished, after 65,535 turns in
 // all: right up to K = 131,072 there.
 //! grid = ceil(M / TILE_M) * ceil(N / TILE_N)
