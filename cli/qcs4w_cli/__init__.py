@@ -1,1 +1,1 @@
-"""qcs4w_cli: the commands. Parse, one library call, one report; the only package that prints or exits."""
+"""qcs4w_cli: the commands. They parse, call the library and report; the only package that prints or exits."""

@@ -1,6 +1,6 @@
 """qcs4w_packer: weight files -> float matrices -> signed 4-bit codes -> bytes -> container.
 
-Knows neither WebGPU nor the command line. Public names are listed here once.
+Imports neither WebGPU nor the command line. Public names are listed here once.
 """
 
 from ._version import __version__
