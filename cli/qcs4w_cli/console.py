@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from .main import EXIT_ERROR
 from .report import Span, Table, clean, clean_line, error_document, to_json
 
 
@@ -135,7 +134,7 @@ def has_colour(stream: Any) -> bool:
     return bool(stream.isatty()) and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def report_error(error: Exception, argv: Sequence[str]) -> None:
+def report_error(error: Exception, argv: Sequence[str], exit_code: int) -> None:
     """Print what went wrong and how to mend it; with --json as a document, with -v with the traceback."""
     from qcs4w_packer.errors import Qcs4wError
 
@@ -144,7 +143,7 @@ def report_error(error: Exception, argv: Sequence[str]) -> None:
     if "--json" in flags:
         command = next((arg for arg in flags if not arg.startswith("-")), "qcs4w")
         with contextlib.suppress(Qcs4wError):
-            write(to_json(command, error_document(code, message, hint), EXIT_ERROR), sys.stdout)
+            write(to_json(command, error_document(code, message, hint), exit_code), sys.stdout)
     else:
         print_error(message, hint)
     if any(flag == "--verbose" or re.fullmatch("-[a-z]*v[a-z]*", flag) for flag in flags):

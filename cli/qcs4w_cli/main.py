@@ -104,7 +104,7 @@ def run(argv: Sequence[str]) -> int:
     except Exception as error:
         from .console import report_error
 
-        report_error(error, argv)
+        report_error(error, argv, EXIT_ERROR)
         return EXIT_ERROR
 
 

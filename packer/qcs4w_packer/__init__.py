@@ -28,7 +28,7 @@ from .quantize import dequantize, quantize
 from .readings import Reading, readings
 from .rowpack import pack_weight
 from .select import Request
-from .weights import open_source
+from .sources import open_source
 
 __all__ = [
     "LAYOUTS",

@@ -16,7 +16,8 @@ from .metadata import PACKED, PackedEntry
 from .rowpack import pack_rows, refuse_non_finite
 from .safetensors_file import Planned
 from .select import Choice, Request, choose, did_you_mean
-from .weights import FLOAT_DTYPES, Source, SourceTensor, open_source, split_stack
+from .sources import open_source
+from .weights import FLOAT_DTYPES, Source, SourceTensor, split_stack
 
 EXECUTORCH_REFUSES = "ExecuTorch's WebGPU runtime will refuse it: N·ceil(K/2) is no multiple of 4"
 

@@ -1,10 +1,9 @@
-"""Weight files -> tensors that can be read row by row, whatever the file's format.
+"""Tensors of weight files that can be read row by row, whatever the file's format; `sources` opens the files.
 
 A reader for one format supplies raw bytes only (`SourceTensor.fetch`); what they mean as float32 is told here,
 once for all formats. Bytes go into a container unchanged when a tensor is carried along.
 """
 
-import os
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .closing import Closing
-from .errors import NonFiniteError, SourceError
+from .errors import NonFiniteError
 from .safetensors_file import DTYPE_BITS, SafetensorsFile, Slot
 
 #: The name given to the tensor of a file that names none (.npy, or one bare tensor in a .pt).
@@ -22,15 +21,6 @@ NAMELESS = "weight"
 
 #: What can be quantized, by the safetensors name of the dtype.
 FLOAT_DTYPES = ("F64", "F32", "F16", "BF16")
-
-_SUFFIXES = {
-    ".safetensors": "safetensors",
-    ".npy": "npy",
-    ".npz": "npz",
-    ".pt": "pt",
-    ".pth": "pt",
-    ".bin": "pt",
-}
 
 _CHUNK_BYTES = 16 << 20
 
@@ -117,38 +107,6 @@ class Source(Closing):
     def close(self) -> None:
         """Close the file; fetching afterwards is an error."""
         self.closer()
-
-
-def open_source(path: str | os.PathLike[str]) -> Source:
-    """Open a weight file by its suffix; headers are read, data is not (for .pt: mapped).
-
-    Raises:
-        SourceError: no such file, an unknown suffix, or a file that is not sound.
-        UnsafePickleError: a .pt file that holds more than tensors.
-    """
-    path = Path(path)
-    kind = _SUFFIXES.get(path.suffix.lower())
-    if kind is None:
-        raise SourceError(
-            f"{path}: suffix {path.suffix!r} is not known, expected one of {', '.join(_SUFFIXES)}",
-            hint="rename or convert the file; a folder of shards is not read yet" if os.path.isdir(path) else None,
-        )
-    if kind == "safetensors":
-        return open_safetensors(path)
-    if kind == "pt":
-        from .torch_file import open_torch
-
-        return open_torch(path)
-    from .npy_file import open_npy, open_npz
-
-    return open_npy(path) if kind == "npy" else open_npz(path)
-
-
-def open_safetensors(path: Path) -> Source:
-    """Open a .safetensors file as a source."""
-    file = SafetensorsFile(path)
-    tensors = {name: slot_tensor(file, name, slot) for name, slot in file.slots.items()}
-    return Source(path, tensors, metadata=file.metadata, closer=file.close)
 
 
 def slot_tensor(file: SafetensorsFile, name: str, slot: Slot) -> SourceTensor:

@@ -1,0 +1,49 @@
+"""Opening a weight file of any format, by its suffix."""
+
+import os
+from pathlib import Path
+
+from .errors import SourceError
+from .safetensors_file import SafetensorsFile
+from .weights import Source, slot_tensor
+
+_SUFFIXES = {
+    ".safetensors": "safetensors",
+    ".npy": "npy",
+    ".npz": "npz",
+    ".pt": "pt",
+    ".pth": "pt",
+    ".bin": "pt",
+}
+
+
+def open_source(path: str | os.PathLike[str]) -> Source:
+    """Open a weight file by its suffix; headers are read, data is not (for .pt: mapped).
+
+    Raises:
+        SourceError: no such file, an unknown suffix, or a file that is not sound.
+        UnsafePickleError: a .pt file that holds more than tensors.
+    """
+    path = Path(path)
+    kind = _SUFFIXES.get(path.suffix.lower())
+    if kind is None:
+        raise SourceError(
+            f"{path}: suffix {path.suffix!r} is not known, expected one of {', '.join(_SUFFIXES)}",
+            hint="rename or convert the file; a folder of shards is not read yet" if os.path.isdir(path) else None,
+        )
+    if kind == "safetensors":
+        return open_safetensors(path)
+    if kind == "pt":
+        from .torch_file import open_torch
+
+        return open_torch(path)
+    from .npy_file import open_npy, open_npz
+
+    return open_npy(path) if kind == "npy" else open_npz(path)
+
+
+def open_safetensors(path: Path) -> Source:
+    """Open a .safetensors file as a source."""
+    file = SafetensorsFile(path)
+    tensors = {name: slot_tensor(file, name, slot) for name, slot in file.slots.items()}
+    return Source(path, tensors, metadata=file.metadata, closer=file.close)
