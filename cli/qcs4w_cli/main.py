@@ -80,7 +80,9 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit."""
     _secure_streams()
-    sys.exit(run(sys.argv[1:] if argv is None else argv))
+    code = run(sys.argv[1:] if argv is None else argv)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the answer is out: Ctrl-C while Python tidies up changes nothing
+    sys.exit(code)
 
 
 def run(argv: Sequence[str]) -> int:
