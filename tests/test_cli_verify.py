@@ -67,6 +67,8 @@ def test_a_flipped_bit_is_exit_code_2(packed_file: Path, qcs4w: CommandLine) -> 
     assert "sha256 of layers.0.fc.weight.qcs4w_packed" in result.err
     assert "1 passed, 0 failed, 1 could not be checked" in result.out
     assert "ERROR  layers.0.fc.weight  not checked" in result.out
+    assert "Traceback" not in result.err
+    assert "Traceback" in qcs4w("verify", packed_file, "-v").err
     document = qcs4w("verify", packed_file, "--json").document
     assert document["results"][0]["error"]["code"] == "digest"
     assert document["summary"] == {"pass": 1, "fail": 0, "error": 1}

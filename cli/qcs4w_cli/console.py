@@ -147,10 +147,15 @@ def report_error(error: Exception, argv: Sequence[str], exit_code: int) -> None:
     else:
         print_error(message, hint)
     if any(flag == "--verbose" or re.fullmatch("-[a-z]*v[a-z]*", flag) for flag in flags):
-        with contextlib.suppress(OSError):
-            traceback.print_exception(error, file=sys.stderr)
+        print_traceback(error)
     elif code == "internal":
         write("Hint: this is a fault of qcs4w; -v shows where it happened", sys.stderr)
+
+
+def print_traceback(error: Exception) -> None:
+    """Print where an error was raised, on stderr."""
+    with contextlib.suppress(OSError):
+        traceback.print_exception(error, file=sys.stderr)
 
 
 def print_error(message: str, hint: str | None) -> None:

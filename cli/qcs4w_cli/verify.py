@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .console import Console, describe_error, print_error
+from .console import Console, describe_error, print_error, print_traceback
 from .interrupts import interruptible
 from .main import COMMANDS, EXIT_ERROR, EXIT_FAILED
 from .options import PATH, adapter_options, common_options, read_file_list, standard_input
@@ -92,7 +92,7 @@ def command(
         gpu = stack.enter_context(Gpu(adapter, require_gpu=require_gpu))
         console.note(f"adapter: {gpu.adapter}; {gpu.reason}")
         factor = rounding_factor_of(gpu)
-        job = _Job(gpu, from_source, inputs, rows, seed, chosen_kernel, factor)
+        job = _Job(gpu, from_source, inputs, rows, seed, chosen_kernel, factor, verbose)
         for path in paths:
             for result, name_width in job.verify_file(path, tensors):
                 results.append(result)
@@ -136,6 +136,7 @@ class _Job:
     seed: int
     kernel: "Kernel | None"
     rounding_factor: int
+    verbose: bool
     used_inputs: set[str] = field(default_factory=set)
     unchecked: list[dict[str, str]] = field(default_factory=list)
 
@@ -150,7 +151,7 @@ class _Job:
         try:
             container = Container(path)
         except Qcs4wError as error:
-            yield _failure(path, None, error), 0
+            yield self.failure(path, None, error), 0
             return
         with container:
             width = max(map(len, container.entries))
@@ -168,13 +169,13 @@ class _Job:
                     else:
                         pairs = [(entry, "") for entry in container.entries.values()]
                 except Qcs4wError as error:
-                    yield _failure(path, name, error), width
+                    yield self.failure(path, name, error), width
                     continue
                 for entry, array_name in pairs:
                     try:
                         yield self.verify_tensor(container, entry, array_name), width
                     except Qcs4wError as error:
-                        yield _failure(path, entry.name, error), width
+                        yield self.failure(path, entry.name, error), width
 
     def verify_tensor(self, container: "Container", entry: "PackedEntry", array_name: str) -> dict[str, Any]:
         """Verify one tensor and return the JSON form of its verdict."""
@@ -198,10 +199,12 @@ class _Job:
         )
         return {"file": str(container.path), "tensor": entry.name, **verdict_document(entry, verdict)}
 
-
-def _failure(path: Path, tensor: str | None, error: Exception) -> dict[str, Any]:
-    message, hint, code = describe_error(error)
-    return {"file": str(path), "tensor": tensor, "status": "error", **error_document(code, message, hint)}
+    def failure(self, path: Path, tensor: str | None, error: Exception) -> dict[str, Any]:
+        """Return the JSON form of what could not be checked; with -v its traceback goes to stderr."""
+        message, hint, code = describe_error(error)
+        if self.verbose:
+            print_traceback(error)
+        return {"file": str(path), "tensor": tensor, "status": "error", **error_document(code, message, hint)}
 
 
 def _show(result: dict[str, Any], name_width: int, console: Console) -> None:

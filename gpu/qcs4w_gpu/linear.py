@@ -84,13 +84,10 @@ class Linear(Closing):
                 raise UsageError(f"{what} has shape {list(vector.shape)}, expected [{packed.out_features}]")
         self.out_features, self.in_features = packed.out_features, packed.in_features
         self._gpu, self._kernel = gpu, kernel
-        self._stride = row_stride(self.in_features, kernel)
-        self._plan(1)  # refuses what cannot fit before anything is uploaded
+        stride = self._plan(1).row_stride  # refuses what cannot fit before anything is uploaded
         start = time.perf_counter()
         with ExitStack() as held:  # what has been uploaded is freed again if the rest fails
-            self._weights = held.enter_context(
-                gpu.upload(_pad_rows(packed.packed, self._stride), label="packed weights")
-            )
+            self._weights = held.enter_context(gpu.upload(_pad_rows(packed.packed, stride), label="packed weights"))
             factors = packed.scales if scales is None else scales.astype(np.float32)
             self._scales = held.enter_context(gpu.upload(factors, label="scales"))
             self._bias = None
