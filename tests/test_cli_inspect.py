@@ -103,7 +103,7 @@ def test_a_damaged_file_is_shown_all_the_same(packed_file: Path, qcs4w: CommandL
     result = qcs4w("inspect", packed_file)
     assert result.code == 1
     assert "MISMATCH" in result.out
-    assert "sha256 of layers.0.fc.weight.qcs4w_packed" in result.err
+    assert "tensor 'layers.0.fc.weight': the packed bytes have sha256" in result.err
     dumped = qcs4w("inspect", packed_file, "--tensor", "layers.0.fc", "--json")
     assert dumped.code == 1
     assert len(dumped.document["dump"]["rows"]) == 4

@@ -210,7 +210,7 @@ def test_a_damaged_tensor_is_not_run(packed_file: Path, tmp_path: Path, qcs4w: C
     flip(packed_file, "layers.1.fc.weight")
     np.save(tmp_path / "x.npy", np.ones((1, 12), np.float32))
     error = qcs4w.refused("run", packed_file, "-x", tmp_path / "x.npy", "--tensor", "layers.1.fc")
-    assert "sha256 of layers.1.fc.weight.qcs4w_packed" in error
+    assert "tensor 'layers.1.fc.weight': the packed bytes have sha256" in error
 
 
 def test_a_software_adapter_is_no_gpu(packed_file: Path, tmp_path: Path, gpu: object) -> None:
@@ -228,7 +228,7 @@ def test_a_software_adapter_is_no_gpu(packed_file: Path, tmp_path: Path, gpu: ob
 def flip(path: Path, name: str) -> None:
     """Flip one bit of a packed tensor in a file."""
     with Container(path) as container:
-        place = container.packed_slot(container.entry(name)).start
+        place = container.place(container.entry(name))[1]
     data = bytearray(path.read_bytes())
     data[place] ^= 0x10
     path.write_bytes(data)

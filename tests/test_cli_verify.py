@@ -64,7 +64,7 @@ def test_a_flipped_bit_is_exit_code_2(packed_file: Path, qcs4w: CommandLine) -> 
     flip(packed_file, "layers.0.fc.weight")
     result = qcs4w("verify", packed_file)
     assert result.code == 2
-    assert "sha256 of layers.0.fc.weight.qcs4w_packed" in result.err
+    assert "tensor 'layers.0.fc.weight': the packed bytes have sha256" in result.err
     assert "1 passed, 0 failed, 1 could not be checked" in result.out
     assert "ERROR  layers.0.fc.weight  not checked" in result.out
     assert "Traceback" not in result.err

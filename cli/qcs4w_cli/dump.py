@@ -10,7 +10,7 @@ from qcs4w_packer.nibbles import unpack_codes, unpack_nibbles
 from .report import Span
 
 if TYPE_CHECKING:
-    from qcs4w_packer import Container, Layout, PackedEntry
+    from qcs4w_packer import Layout, PackedEntry, PackedFile
 
 _CELL = 10
 _COLUMNS_PER_LINE = 8
@@ -61,11 +61,11 @@ class Dump:
     rows: list[DumpRow]
 
     @classmethod
-    def of(cls, container: "Container", entry: "PackedEntry", rows: slice, cols: slice, layout: str) -> "Dump":
+    def of(cls, container: "PackedFile", entry: "PackedEntry", rows: slice, cols: slice, layout: str) -> "Dump":
         """Read a rectangle of a tensor whatever its digest says.
 
         Raises:
-            UsageError: it lies outside the tensor.
+            UsageError: it lies outside the tensor, or the file holds the tensor in other bytes.
         """
         start, stop, _ = rows.indices(entry.out_features)
         first, last, _ = cols.indices(entry.in_features)
@@ -75,10 +75,15 @@ class Dump:
         ):
             if low >= high:
                 raise UsageError(f"--{name} is empty: '{entry.name}' has {limit} {name}, 0:{limit}")
+        place = container.place(entry)
+        if place is None:
+            raise UsageError(
+                f"{container.path}: '{entry.name}' does not lie there in qcs4w's own bytes, but as {container.format}",
+                hint=f"make it so first: qcs4w convert {container.path} -o OUT.safetensors",
+            )
         packed, scales = container.arrays(entry)
         reading = LAYOUTS[layout]
         width = packed.shape[1]
-        place = container.packed_slot(entry).start
         part = packed[start:stop]
         nibbles = unpack_nibbles(part, even_high=reading.even_high)[:, first:last]
         codes = unpack_codes(part, entry.in_features, reading)[:, first:last]
@@ -94,7 +99,7 @@ class Dump:
                 DumpRow(
                     row=start + i,
                     scale=float(scales[start + i]),
-                    file_offset=place + (start + i) * width,
+                    file_offset=place[1] + (start + i) * width,
                     packed=part[i, first_byte:end_byte].tobytes(),
                     pad=int(pads[i]) if has_pad else None,
                     nibbles=[int(v) for v in nibbles[i]],

@@ -133,7 +133,7 @@ def _tensor_document(container: "Container", entry: "PackedEntry", wrong: list[s
         "transposed": entry.transposed,
         "aliases": list(entry.aliases),
         "packed_nbytes": entry.packed_nbytes,
-        "file_offset": container.packed_slot(entry).start,
+        "file_offset": container.place(entry)[1],
         "packed_sha256": entry.packed_sha256,
         "scale_sha256": entry.scale_sha256,
         "digest_ok": None if entry.packed_sha256 is None else not wrong,

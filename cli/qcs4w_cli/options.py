@@ -1,5 +1,6 @@
 """Options and arguments that several commands share, and the input files that run and verify read."""
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import click
+
+from qcs4w_packer.nibbles import LAYOUTS
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -46,7 +49,86 @@ def adapter_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _LONGEST_LIST = 64 << 20  # bytes
 
+_BYTES = click.IntRange(0, 2**63 - 1)
+
 PATH: click.Path = click.Path(path_type=Path)  # whether it can be read is for the reader to say
+
+
+class ShapeType(click.ParamType):  # type: ignore[type-arg]  # generic in recent clicks only
+    """Two sizes: N,K."""
+
+    name = "n,k"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        """Parse the text."""
+        if isinstance(value, tuple):
+            return value
+        sizes = str(value).replace("x", ",").split(",")
+        if len(sizes) != 2 or not all(size.isascii() and size.isdecimal() and len(size) < 16 for size in sizes):
+            self.fail(f"'{value:.40}' is not N,K such as 4096,4096", param, ctx)
+        return int(sizes[0]), int(sizes[1])
+
+
+def blob_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that describe raw packed bytes, and hand them on as `blob`, None where there are none.
+
+    A command with an option --layout of its own keeps it.
+    """
+    has_layout = any(option.name == "layout" for option in getattr(function, "__click_params__", ()))
+
+    @functools.wraps(function)
+    def with_blob(**given: Any) -> Any:
+        said = {name: given.pop(name) for name in ("shape", "offset", "scales", "scales_offset", "scales_dtype")}
+        layout = None if has_layout else given.pop("layout")
+        return function(**given, blob=_blob(layout=layout, **said))
+
+    options = [
+        click.option("--shape", type=ShapeType(), help="The file is raw packed bytes of N rows and K columns."),
+        click.option(
+            "--offset", type=_BYTES, metavar="BYTES", help="Where raw bytes begin in their file.  [default: 0]"
+        ),
+        click.option(
+            "--scales", type=PATH, help="The scales of raw bytes: .npy, .safetensors, .pt, or raw floats of any suffix."
+        ),
+        click.option("--scales-offset", type=_BYTES, metavar="BYTES", help="Where raw scales begin in their file."),
+        click.option(
+            "--scales-dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Of raw scales.  [default: f32]"
+        ),
+    ]
+    if not has_layout:
+        options.append(
+            click.option(
+                "--layout", type=click.Choice(list(LAYOUTS)), help="How raw bytes hold codes.  [default: even-high]"
+            )
+        )
+    for option in reversed(options):
+        with_blob = option(with_blob)
+    return with_blob
+
+
+def _blob(
+    shape: tuple[int, int] | None,
+    offset: int | None,
+    scales: Path | None,
+    scales_offset: int | None,
+    scales_dtype: str | None,
+    layout: str | None,
+) -> Any:
+    from qcs4w_packer.blob_file import Blob
+    from qcs4w_packer.errors import UsageError
+
+    if shape is None:
+        given = {
+            "--offset": offset, "--scales": scales, "--scales-offset": scales_offset,
+            "--scales-dtype": scales_dtype, "--layout": layout,
+        }  # fmt: skip
+        stray = [name for name, value in given.items() if value is not None]
+        if stray:
+            raise UsageError(f"{stray[0]} is for raw packed bytes", hint="say how large they are with --shape N,K")
+        return None
+    return Blob(
+        shape, offset or 0, scales, scales_offset, (scales_dtype or "f32").upper(), LAYOUTS[layout or "even-high"]
+    )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import click
 from .console import Console, write_data
 from .interrupts import interruptible
 from .main import COMMANDS
-from .options import PATH, adapter_options, common_options, force_option, standard_input
+from .options import PATH, adapter_options, blob_options, common_options, force_option, standard_input
 from .report import Table, adapter_document, milliseconds, quoted
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from qcs4w_gpu import Gpu
-    from qcs4w_packer import Container, PackedEntry
+    from qcs4w_packer import Blob, PackedEntry, PackedFile
     from qcs4w_packer.weights import Source
 
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Run so often; the kernel's time is the median of all but the first, which compiles.",
 )
+@blob_options
 @force_option
 @adapter_options
 @common_options
@@ -53,6 +54,7 @@ def command(
     tensors: tuple[str, ...],
     no_bias: bool,
     repeat: int,
+    blob: "Blob | None",
     force: bool,
     adapter: str | None,
     require_gpu: bool,
@@ -70,15 +72,16 @@ def command(
     """  # noqa: D301
     from qcs4w_gpu import Gpu
     from qcs4w_gpu.webgpu import engine_version
-    from qcs4w_packer import Container, UsageError, open_source
+    from qcs4w_packer import UsageError, open_packed, open_source
     from qcs4w_packer.arrays import check_output_format, npy_bytes, output_name, pair_inputs, save_arrays
     from qcs4w_packer.files import check_target
 
     to_stdout = output is not None and str(output) == "-"
     console = Console("run", as_json, quiet, answers_to_stderr=to_stdout)
+    reading = (packed, input_path, *([blob.scales] if blob and blob.scales else []))
     outputs: dict[str, NDArray[np.float32]] = {}
     results: list[dict[str, Any]] = []
-    with Container(packed) as container, standard_input(input_path) as path, open_source(path) as inputs:
+    with open_packed(packed, blob) as container, standard_input(input_path) as path, open_source(path) as inputs:
         pairs = [pair for name in tensors or (None,) for pair in pair_inputs(container, inputs, name)]
         unused = [name for name in inputs.tensors if name not in {array_name for _, array_name in pairs}]
         if unused and not tensors:
@@ -87,7 +90,7 @@ def command(
             raise UsageError(f"{len(pairs)} outputs do not fit into one .npy on stdout", hint="write a file with -o")
         if output is not None and not to_stdout:
             check_output_format(output, [output_name(*pair) for pair in pairs])
-            check_target(output, force=force, sources=(packed, input_path))
+            check_target(output, force=force, sources=reading)
         with interruptible(), Gpu(adapter, require_gpu=require_gpu) as gpu:
             console.note(f"adapter: {gpu.adapter}; {gpu.reason}")
             job = _Job(gpu, container, console, with_bias=not no_bias, repeat=repeat)
@@ -101,8 +104,7 @@ def command(
         if to_stdout:
             write_data(npy_bytes(next(iter(outputs.values()))))
         elif output is not None:
-            sources = (packed, input_path)
-            save_arrays(output, outputs, nameless=inputs.nameless, force=force, sources=sources)
+            save_arrays(output, outputs, nameless=inputs.nameless, force=force, sources=reading)
     console.answer(_table(results))
     if output is None:
         console.note("nothing was written: -o names the output file")
@@ -128,7 +130,7 @@ class _Job:
     """What every tensor is run with."""
 
     gpu: "Gpu"
-    container: "Container"
+    container: "PackedFile"
     console: Console
     with_bias: bool
     repeat: int

@@ -11,12 +11,12 @@ import click
 from .console import Console, describe_error, print_error, print_traceback
 from .interrupts import interruptible
 from .main import COMMANDS, EXIT_ERROR, EXIT_FAILED
-from .options import PATH, adapter_options, common_options, read_file_list, standard_input
+from .options import PATH, adapter_options, blob_options, common_options, read_file_list, standard_input
 from .report import adapter_document, error_document, plural, quoted, verdict_document, verdict_lines
 
 if TYPE_CHECKING:
     from qcs4w_gpu import Gpu, Kernel
-    from qcs4w_packer import Container, PackedEntry
+    from qcs4w_packer import Blob, PackedEntry, PackedFile
     from qcs4w_packer.weights import Source
 
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     "--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Seed of all random numbers."
 )
 @click.option("--kernel", metavar="NAME|FILE", help="Judge this kernel: one of ours by name, or a .wgsl file of yours.")
+@blob_options
 @adapter_options
 @common_options
 def command(
@@ -52,6 +53,7 @@ def command(
     rows: int,
     seed: int,
     kernel: str | None,
+    blob: "Blob | None",
     adapter: str | None,
     require_gpu: bool,
     as_json: bool,
@@ -92,7 +94,7 @@ def command(
         gpu = stack.enter_context(Gpu(adapter, require_gpu=require_gpu))
         console.note(f"adapter: {gpu.adapter}; {gpu.reason}")
         factor = rounding_factor_of(gpu)
-        job = _Job(gpu, from_source, inputs, rows, seed, chosen_kernel, factor, verbose)
+        job = _Job(gpu, from_source, inputs, rows, seed, chosen_kernel, blob, factor, verbose)
         for path in paths:
             for result, name_width in job.verify_file(path, tensors):
                 results.append(result)
@@ -135,6 +137,7 @@ class _Job:
     rows: int
     seed: int
     kernel: "Kernel | None"
+    blob: "Blob | None"
     rounding_factor: int
     verbose: bool
     used_inputs: set[str] = field(default_factory=set)
@@ -145,11 +148,11 @@ class _Job:
 
         With it comes the width that the file's names need.
         """
-        from qcs4w_packer import Container, Qcs4wError
+        from qcs4w_packer import Qcs4wError, open_packed
         from qcs4w_packer.arrays import pair_inputs
 
         try:
-            container = Container(path)
+            container = open_packed(path, self.blob)
         except Qcs4wError as error:
             yield self.failure(path, None, error), 0
             return
@@ -177,7 +180,7 @@ class _Job:
                     except Qcs4wError as error:
                         yield self.failure(path, entry.name, error), width
 
-    def verify_tensor(self, container: "Container", entry: "PackedEntry", array_name: str) -> dict[str, Any]:
+    def verify_tensor(self, container: "PackedFile", entry: "PackedEntry", array_name: str) -> dict[str, Any]:
         """Verify one tensor and return the JSON form of its verdict."""
         from qcs4w_gpu import verify
         from qcs4w_gpu.linear import plan_for

@@ -4,6 +4,7 @@ Imports neither WebGPU nor the command line. Public names are listed here once.
 """
 
 from ._version import __version__
+from .blob_file import Blob
 from .container import Container, load_packed
 from .container_writer import save_container
 from .errors import (
@@ -23,6 +24,8 @@ from .measure import QuantizationError
 from .metadata import PackedEntry
 from .nibbles import LAYOUTS, Layout, pack_codes, unpack_codes
 from .packed import PackedLinear
+from .packed_file import PackedFile
+from .packed_sources import open_packed
 from .packing import PackReport, pack_file
 from .quantize import dequantize, quantize
 from .readings import Reading, readings
@@ -32,6 +35,7 @@ from .sources import open_source
 
 __all__ = [
     "LAYOUTS",
+    "Blob",
     "CodeRangeError",
     "Container",
     "ContainerError",
@@ -41,6 +45,7 @@ __all__ = [
     "OutputError",
     "PackReport",
     "PackedEntry",
+    "PackedFile",
     "PackedLinear",
     "Qcs4wError",
     "QuantizationError",
@@ -54,6 +59,7 @@ __all__ = [
     "__version__",
     "dequantize",
     "load_packed",
+    "open_packed",
     "open_source",
     "pack_codes",
     "pack_file",

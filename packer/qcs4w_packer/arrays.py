@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .container import Container
 from .errors import SourceError, UnknownTensorError, UsageError
 from .files import check_target, write_file
 from .metadata import PackedEntry
+from .packed_file import PackedFile
 from .safetensors_file import name_fault
 from .weights import FLOAT_DTYPES, Source
 
@@ -48,7 +48,7 @@ def read_array(source: Source, name: str, in_features: int | None = None) -> NDA
     return tensor.read()
 
 
-def pair_inputs(container: Container, inputs: Source, wanted: str | None = None) -> list[tuple[PackedEntry, str]]:
+def pair_inputs(container: PackedFile, inputs: Source, wanted: str | None = None) -> list[tuple[PackedEntry, str]]:
     """Pair packed tensors with the arrays of an input file that belong to them.
 
     An array belongs to the linear of its name, of its alias, or of its module (the name without `.weight`); a single

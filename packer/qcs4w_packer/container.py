@@ -1,6 +1,5 @@
 """The qcs4w container: a safetensors file that any tool can open, and that says how its bytes are to be read."""
 
-import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -10,17 +9,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .closing import Closing
-from .errors import ContainerError, DigestError, NonFiniteError, UnknownTensorError
+from .errors import ContainerError, NonFiniteError
 from .metadata import METADATA_KEY, PACKED, SCALE, SHAPE, VERSION, PackedEntry, bias_name, entry_from_json
 from .nibbles import EVEN_HIGH, OFFSET, packed_width
 from .packed import PackedLinear
-from .safetensors_file import METADATA_NAME, SafetensorsFile, Slot, no_duplicates
-from .select import did_you_mean
+from .packed_file import PackedFile
+from .safetensors_file import METADATA_NAME, SafetensorsFile, no_duplicates
 from .weights import FLOAT_DTYPES, SourceTensor, slot_tensor
 
 
-class Container(Closing):
+class Container(PackedFile):
     """A qcs4w container opened for reading. Use it as a context manager.
 
     Attributes:
@@ -35,10 +33,12 @@ class Container(Closing):
         ContainerError: not a container, or one of another version or nibble order.
     """
 
+    format = "qcs4w"
+
     def __init__(self, path: str | os.PathLike[str], *, strict: bool = True):
         self.path = Path(path)
         self._strict = strict
-        self.problems: list[str] = []
+        self.problems = []
         self._file = SafetensorsFile(self.path)
         try:
             self.document = self._read_document()
@@ -69,63 +69,14 @@ class Container(Closing):
         """The file's other string metadata."""
         return {k: v for k, v in self._file.metadata.items() if k != METADATA_KEY}
 
-    def entry(self, name: str) -> PackedEntry:
-        """Return what is said about a packed tensor, found by its name, an alias, or its module's name.
-
-        Raises:
-            UnknownTensorError: there is none of that name.
-        """
-        for candidate in (name, f"{name}.weight"):
-            if candidate in self._names:
-                return self.entries[self._names[candidate]]
-        hint = did_you_mean(name, self._names)
-        if name in self._file.slots:
-            hint = "it is in the file as it was in the source, not packed"
-        raise UnknownTensorError(f"{self.path}: no packed tensor '{name}'", hint=hint)
-
-    def only(self) -> PackedEntry:
-        """Return the container's single packed tensor.
-
-        Raises:
-            UnknownTensorError: there are several.
-        """
-        if len(self.entries) == 1:
-            return next(iter(self.entries.values()))
-        if not self.entries:
-            raise UnknownTensorError(f"{self.path}: holds no packed tensor that can be read")
-        some = ", ".join(f"'{name}'" for name in list(self.entries)[:3]) + ", …" * (len(self.entries) > 3)
-        raise UnknownTensorError(
-            f"{self.path}: holds {len(self.entries)} packed tensors ({some})", hint="choose one with --tensor"
-        )
-
-    def load(self, name: str) -> PackedLinear:
-        """Read one packed tensor, checked against its digests.
-
-        Raises:
-            UnknownTensorError: there is none of that name.
-            DigestError: the bytes are not those that were written.
-        """
-        entry = self.entry(name)
-        packed, scales = self.arrays(entry)
-        wrong = _wrong_digests(entry, packed, scales)
-        if wrong:
-            raise DigestError(
-                f"{self.path}: {'; '.join(wrong)}",
-                hint="the file was damaged or edited after packing: pack it again, or look with qcs4w inspect",
-            )
-        try:
-            return PackedLinear(packed, scales, entry.in_features)
-        except ContainerError as error:
-            raise ContainerError(f"{self.path}: tensor '{entry.name}': {error}") from None
+    def names(self) -> Mapping[str, str]:
+        """Return every name by which a packed tensor may be asked for, with the name it is stored under."""
+        return self._names
 
     def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Read packed bytes (N, K_packed) and scales (N,) as they are, whatever their digests say."""
         packed = np.frombuffer(self.read(entry.name + PACKED), np.uint8)
         return packed.reshape(entry.out_features, -1), np.frombuffer(self.read(entry.name + SCALE), "<f4")
-
-    def wrong_digests(self, entry: PackedEntry) -> list[str]:
-        """Recompute a tensor's digests and describe each that differs from the one in the metadata."""
-        return _wrong_digests(entry, *self.arrays(entry))
 
     def odd_scales(self, entry: PackedEntry) -> list[str]:
         """Describe scales that no reader takes: NaN and infinities."""
@@ -138,9 +89,9 @@ class Container(Closing):
         slot = self._file.slots[stored_name]
         return self._file.read(slot.start, slot.nbytes)
 
-    def packed_slot(self, entry: PackedEntry) -> Slot:
-        """Return where a tensor's packed bytes lie in the file."""
-        return self._file.slots[entry.name + PACKED]
+    def place(self, entry: PackedEntry) -> tuple[Path, int]:
+        """Return the file and the offset at which a tensor's packed bytes lie."""
+        return self.path, self._file.slots[entry.name + PACKED].start
 
     def carried_tensor(self, name: str) -> SourceTensor:
         """Return a tensor that was copied along, by its name."""
@@ -273,12 +224,3 @@ def load_packed(path: str | os.PathLike[str], name: str | None = None) -> Packed
     """
     with Container(path) as container:
         return container.load(name or container.only().name)
-
-
-def _wrong_digests(entry: PackedEntry, packed: NDArray[np.uint8], scales: NDArray[np.float32]) -> list[str]:
-    stated = ((PACKED, packed, entry.packed_sha256), (SCALE, scales, entry.scale_sha256))
-    return [
-        f"tensor '{entry.name}': sha256 of {entry.name + suffix} is {found}, the metadata says {digest}"
-        for suffix, array, digest in stated
-        if digest is not None and (found := hashlib.sha256(array.data).hexdigest()) != digest
-    ]

@@ -76,6 +76,17 @@ def open_npy(path: Path) -> Source:
     return Source(path, {NAMELESS: tensor}, nameless=True, closer=closer_of(fd))
 
 
+def npy_data_start(path: Path) -> int:
+    """Return the offset of the first byte of a .npy file's data.
+
+    Raises:
+        SourceError: not a sound .npy file.
+    """
+    with os.fdopen(open_for_reading(path), "rb") as stream:
+        _read_header(stream, path, os.fstat(stream.fileno()).st_size)
+        return stream.tell()
+
+
 def open_npz(path: Path) -> Source:
     """Open a .npz file; each member is read whole when its rows are first asked for, and the last one is kept.
 

@@ -1,0 +1,158 @@
+"""Packed bytes that nothing describes: a stretch of any file, or an array, with what the user knows about it."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import SourceError, UsageError
+from .metadata import PackedEntry
+from .nibbles import EVEN_HIGH, Layout, pack_codes, packed_width, unpack_codes
+from .npy_file import npy_data_start
+from .packed import PackedLinear
+from .packed_file import PackedFile
+from .safetensors_file import DTYPE_BITS, open_for_reading, read_at
+from .sources import open_source
+from .weights import FLOAT_DTYPES, NAMELESS, widen
+
+#: The dtypes that raw scales may have.
+SCALE_DTYPES = ("F32", "F16", "BF16")
+
+# Scales in a file of these are an array; in any other, .bin too, they are raw bytes.
+_ARRAY_SUFFIXES = (".npy", ".npz", ".safetensors", ".pt", ".pth")
+
+
+@dataclass(frozen=True)
+class Blob:
+    """What the user says about packed bytes.
+
+    Attributes:
+        shape: N and K.
+        offset: of the first packed byte in its file.
+        scales: the file of the scales: an array file with one array, or raw bytes. None: scales are not known.
+        scales_offset: of the first scale in it; None: the file holds nothing else.
+        scales_dtype: of raw scales, one of SCALE_DTYPES.
+        layout: how two codes lie in a byte.
+    """
+
+    shape: tuple[int, int]
+    offset: int = 0
+    scales: Path | None = None
+    scales_offset: int | None = None
+    scales_dtype: str = "F32"
+    layout: Layout = EVEN_HIGH
+
+
+class BlobFile(PackedFile):
+    """One packed linear in a file that says nothing of it, called "weight".
+
+    Args:
+        path: any file; a .npy counts from the first byte of its data.
+        blob: what its bytes are.
+
+    Raises:
+        SourceError: a file cannot be read or is too short.
+        UsageError: the scales do not fit the shape.
+    """
+
+    format = "raw"
+
+    def __init__(self, path: str | os.PathLike[str], blob: Blob):
+        self.path = Path(path)
+        self.blob = blob
+        rows, columns = blob.shape
+        if rows < 1 or columns < 1:
+            raise UsageError(f"the shape is {rows},{columns}, expected N,K of at least 1 each")
+        self.entries = {NAMELESS: PackedEntry(NAMELESS, rows, columns, source_dtype="unknown", method="unknown")}
+        self.carried, self.problems = [], []
+        self._fd = open_for_reading(self.path)
+        try:
+            self._start = blob.offset
+            if self.path.suffix.lower() == ".npy":
+                self._start += npy_data_start(self.path)
+            needed, there = self._start + rows * packed_width(columns), os.fstat(self._fd).st_size
+            if needed > there:
+                raise SourceError(
+                    f"{self.path}: has {there:,} bytes, packed {rows} × {columns} from byte {self._start:,} ends at "
+                    f"{needed:,}",
+                    hint="K columns take ceil(K / 2) bytes a row; look at --shape and --offset",
+                )
+            self._scales = self._read_scales()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    @property
+    def has_scales(self) -> bool:
+        """Whether the scales are known; where they are not, `arrays` returns ones."""
+        return self.blob.scales is not None
+
+    def load(self, name: str) -> PackedLinear:
+        """Read the weight.
+
+        Raises:
+            UsageError: its scales are not known.
+            UnknownTensorError, ContainerError: as for any packed file.
+        """
+        if not self.has_scales:
+            raise UsageError(f"{self.path}: raw packed bytes have no scales", hint="name their file with --scales")
+        return super().load(name)
+
+    def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Read packed bytes, brought into qcs4w's own layout where they lie in another, and scales."""
+        rows, columns = self.blob.shape
+        width = packed_width(columns)
+        packed = np.frombuffer(read_at(self._fd, self.path, self._start, rows * width), np.uint8).reshape(rows, width)
+        if self.blob.layout != EVEN_HIGH:
+            packed = pack_codes(unpack_codes(packed, columns, self.blob.layout))
+        return packed, self._scales
+
+    def place(self, entry: PackedEntry) -> tuple[Path, int] | None:
+        """Return the file and the offset of the packed bytes; None where `arrays` brings them into another layout."""
+        return (self.path, self._start) if self.blob.layout == EVEN_HIGH else None
+
+    def _read_scales(self) -> NDArray[np.float32]:
+        rows, path = self.blob.shape[0], self.blob.scales
+        if path is None:
+            return np.ones(rows, np.float32)
+        if self.blob.scales_offset is None and path.suffix.lower() in _ARRAY_SUFFIXES:
+            scales = _scales_of_array_file(path)
+        else:
+            scales = self._raw_scales(path)
+        if scales.shape != (rows,):
+            raise UsageError(f"{path}: holds {len(scales):,} scales, expected {rows:,}, one a row")
+        return scales
+
+    def _raw_scales(self, path: Path) -> NDArray[np.float32]:
+        dtype, offset = self.blob.scales_dtype, self.blob.scales_offset
+        nbytes = self.blob.shape[0] * DTYPE_BITS[dtype] // 8
+        fd = open_for_reading(path)
+        try:
+            there = os.fstat(fd).st_size
+            if offset is None and there != nbytes:
+                raise UsageError(
+                    f"{path}: has {there:,} bytes, {self.blob.shape[0]:,} scales of {dtype} have {nbytes:,}",
+                    hint="--scales-offset says where they begin, --scales-dtype what they are",
+                )
+            data = read_at(fd, path, offset or 0, nbytes)
+        finally:
+            os.close(fd)
+        return widen(data, dtype, name="scales", columns=1).reshape(-1)
+
+
+def _scales_of_array_file(path: Path) -> NDArray[np.float32]:
+    with open_source(path) as source:
+        if len(source.tensors) != 1:
+            raise UsageError(f"{path}: holds {len(source.tensors)} arrays, expected the scales alone")
+        tensor = next(iter(source.tensors.values()))
+        if tensor.dtype not in FLOAT_DTYPES:
+            raise UsageError(f"{path}: is {tensor.dtype} {list(tensor.shape)}, expected floats")
+        return tensor.read().reshape(-1)

@@ -1,0 +1,125 @@
+"""What every file of packed linears offers, whatever its format."""
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .closing import Closing
+from .errors import ContainerError, DigestError, UnknownTensorError
+from .metadata import PackedEntry
+from .packed import PackedLinear
+from .select import did_you_mean
+from .weights import SourceTensor
+
+
+class PackedFile(Closing):
+    """A file of packed linears, opened for reading. Use it as a context manager.
+
+    A format supplies `arrays`; what that cannot tell (carried tensors, places in the file) has a default.
+
+    Attributes:
+        format: what it is, for people and JSON: "qcs4w", "pte", "raw", "gptq", …
+        path: where it lies.
+        entries: what is known of each packed tensor, by name.
+        carried: names of the tensors beside them.
+        problems: what a strict reader would have refused.
+    """
+
+    format: str
+    path: Path
+    entries: dict[str, PackedEntry]
+    carried: list[str]
+    problems: list[str]
+
+    def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Read packed bytes (N, K_packed) in qcs4w's own layout, and scales (N,), whatever their digests say."""
+        raise NotImplementedError
+
+    def place(self, entry: PackedEntry) -> tuple[Path, int] | None:
+        """Return the file and the offset at which the bytes that `arrays` returns lie; None if they lie otherwise."""
+        return None
+
+    def carried_tensor(self, name: str) -> SourceTensor:
+        """Return a tensor that lies beside the packed ones, by its name."""
+        raise NotImplementedError
+
+    def bias(self, entry: PackedEntry) -> NDArray[np.float32] | None:
+        """Return the bias that the file holds for a packed tensor, float32 (N,), or None."""
+        return None
+
+    def entry(self, name: str) -> PackedEntry:
+        """Return what is said about a packed tensor, found by its name, an alias, or its module's name.
+
+        Raises:
+            UnknownTensorError: there is none of that name.
+        """
+        names = self.names()
+        for candidate in (name, f"{name}.weight"):
+            if candidate in names:
+                return self.entries[names[candidate]]
+        hint = did_you_mean(name, names)
+        if name in self.carried:
+            hint = "it is in the file as it was in the source, not packed"
+        raise UnknownTensorError(f"{self.path}: no packed tensor '{name}'", hint=hint)
+
+    def names(self) -> Mapping[str, str]:
+        """Return every name by which a packed tensor may be asked for, with its key in `entries`."""
+        return {name: name for name in self.entries}
+
+    def only(self) -> PackedEntry:
+        """Return the single packed tensor.
+
+        Raises:
+            UnknownTensorError: there are several, or none.
+        """
+        if len(self.entries) == 1:
+            return next(iter(self.entries.values()))
+        if not self.entries:
+            raise UnknownTensorError(f"{self.path}: holds no packed tensor that can be read")
+        some = ", ".join(f"'{name}'" for name in list(self.entries)[:3]) + ", …" * (len(self.entries) > 3)
+        raise UnknownTensorError(
+            f"{self.path}: holds {len(self.entries)} packed tensors ({some})", hint="choose one with --tensor"
+        )
+
+    def load(self, name: str) -> PackedLinear:
+        """Read one packed tensor, checked against its digests.
+
+        Raises:
+            UnknownTensorError: there is none of that name.
+            DigestError: the bytes are not those that were written.
+        """
+        entry = self.entry(name)
+        packed, scales = self.arrays(entry)
+        wrong = digest_faults(entry, packed, scales)
+        if wrong:
+            raise DigestError(
+                f"{self.path}: {'; '.join(wrong)}",
+                hint="the file was damaged or edited after packing: pack it again, or look with qcs4w inspect",
+            )
+        try:
+            return PackedLinear(packed, scales, entry.in_features)
+        except ContainerError as error:
+            raise ContainerError(f"{self.path}: tensor '{entry.name}': {error}") from None
+
+    def wrong_digests(self, entry: PackedEntry) -> list[str]:
+        """Recompute a tensor's digests and describe each that differs from what the file says."""
+        return digest_faults(entry, *self.arrays(entry))
+
+    def odd_scales(self, entry: PackedEntry) -> list[str]:
+        """Describe scales that no reader takes: NaN and infinities."""
+        scales = self.arrays(entry)[1]
+        rows = np.flatnonzero(~np.isfinite(scales))
+        return [f"tensor '{entry.name}': the scale of row {row} is {scales[row]}" for row in rows[:1]]
+
+
+def digest_faults(entry: PackedEntry, packed: NDArray[np.uint8], scales: NDArray[np.float32]) -> list[str]:
+    """Describe each digest that the arrays do not have though the file says so."""
+    stated = (("packed bytes", packed, entry.packed_sha256), ("scales", scales, entry.scale_sha256))
+    return [
+        f"tensor '{entry.name}': the {what} have sha256 {found}, the file says {digest}"
+        for what, array, digest in stated
+        if digest is not None and (found := hashlib.sha256(array.data).hexdigest()) != digest
+    ]
