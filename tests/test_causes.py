@@ -30,12 +30,12 @@ def names(packed: PackedLinear, x: NDArray[np.float32], y: NDArray[np.float32]) 
 SINGLE = {
     "nibbles swapped": Reading(EVEN_LOW),
     "two's complement": Reading(EVEN_HIGH_TWOS),
-    "offset missing": Reading(offset_missing=True),
+    "offset missing": Reading(offset=0),
     "dropped tail: last 1 column": Reading(dropped_tail=1),
     "dropped tail: last 3 columns": Reading(dropped_tail=3),
     "nibbles swapped and two's complement": Reading(EVEN_LOW_TWOS),
-    "nibbles swapped and offset missing": Reading(EVEN_LOW, offset_missing=True),
-    "offset missing and dropped tail: last 1 column": Reading(offset_missing=True, dropped_tail=1),
+    "nibbles swapped and offset missing": Reading(EVEN_LOW, offset=0),
+    "offset missing and dropped tail: last 1 column": Reading(offset=0, dropped_tail=1),
     "two's complement and dropped tail: last 3 columns": Reading(EVEN_HIGH_TWOS, dropped_tail=3),
 }
 

@@ -14,8 +14,8 @@ MISREAD = {
     "nibbles swapped": (Reading(LAYOUTS["even-low"]), [-8, 1, 3, 7, 0]),
     "two's complement": (Reading(LAYOUTS["even-high-twos"]), [-7, 0, -1, -5, -8]),
     "nibbles swapped and two's complement": (Reading(LAYOUTS["even-low-twos"]), [0, -7, -5, -1, -8]),
-    "offset missing": (Reading(offset_missing=True), [9, 0, 15, 11, 8]),
-    "nibbles swapped and offset missing": (Reading(LAYOUTS["even-low"], offset_missing=True), [0, 9, 11, 15, 8]),
+    "offset missing": (Reading(offset=0), [9, 0, 15, 11, 8]),
+    "nibbles swapped and offset missing": (Reading(LAYOUTS["even-low"], offset=0), [0, 9, 11, 15, 8]),
     "dropped tail: last 1 column": (Reading(dropped_tail=1), [1, -8, 7, 3, 0]),
     "dropped tail: last 3 columns": (Reading(dropped_tail=3), [1, -8, 0, 0, 0]),
 }
@@ -35,7 +35,7 @@ def test_the_right_reading_comes_first() -> None:
     counts = [len(reading.faults) for reading in every]
     assert counts == sorted(counts)
     assert len(set(every)) == len(every)
-    assert not any(reading.layout.twos_complement and reading.offset_missing for reading in every)
+    assert not any(reading.layout.twos_complement and reading.offset != 8 for reading in every)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_tails_are_what_whole_steps_leave(in_features: int | None, tails: set[in
 COSINES: dict[str, tuple[Reading, Callable[[float], bool]]] = {
     "read right": (Reading(), lambda cosine: abs(cosine - 0.99) < 0.03),
     "swapped": (Reading(LAYOUTS["even-low"]), lambda cosine: abs(cosine) < 0.08),
-    "offset missing": (Reading(offset_missing=True), lambda cosine: abs(cosine - 0.23) < 0.06),
+    "offset missing": (Reading(offset=0), lambda cosine: abs(cosine - 0.23) < 0.06),
     "two's complement": (Reading(LAYOUTS["even-high-twos"]), lambda cosine: abs(cosine + 0.65) < 0.06),
 }
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import click
 
-from qcs4w_packer.nibbles import LAYOUTS
-
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 json_option: Decorator = click.option(
@@ -69,24 +67,31 @@ class ShapeType(click.ParamType):  # type: ignore[type-arg]  # generic in recent
         return int(sizes[0]), int(sizes[1])
 
 
-def blob_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that describe raw packed bytes, and hand them on as `blob`, None where there are none.
+class LayoutType(click.ParamType):  # type: ignore[type-arg]  # generic in recent clicks only
+    """A layout of raw bytes, by its label."""
 
-    A command with an option --layout of its own keeps it.
+    name = "layout"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Look it up."""
+        from qcs4w_packer.readings import NAMED
+
+        if not isinstance(value, str):
+            return value
+        if value not in NAMED:
+            self.fail(f"no layout '{value:.40}'; there are {', '.join(NAMED)}", param, ctx)
+        return NAMED[value]
+
+
+def blob_options(*, layout: bool = True) -> Decorator:
+    """Return a decorator that adds the options of raw packed bytes and hands them on as `blob`, a Blob or None.
+
+    Args:
+        layout: whether --layout is one of them; a command may have another use for it.
     """
-    has_layout = any(option.name == "layout" for option in getattr(function, "__click_params__", ()))
-
-    @functools.wraps(function)
-    def with_blob(**given: Any) -> Any:
-        said = {name: given.pop(name) for name in ("shape", "offset", "scales", "scales_offset", "scales_dtype")}
-        layout = None if has_layout else given.pop("layout")
-        return function(**given, blob=_blob(layout=layout, **said))
-
     options = [
         click.option("--shape", type=ShapeType(), help="The file is raw packed bytes of N rows and K columns."),
-        click.option(
-            "--offset", type=_BYTES, metavar="BYTES", help="Where raw bytes begin in their file.  [default: 0]"
-        ),
+        click.option("--offset", type=_BYTES, metavar="BYTES", help="Where raw bytes begin in their file."),
         click.option(
             "--scales", type=PATH, help="The scales of raw bytes: .npy, .safetensors, .pt, or raw floats of any suffix."
         ),
@@ -95,40 +100,38 @@ def blob_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--scales-dtype", type=click.Choice(["f32", "f16", "bf16"]), help="Of raw scales.  [default: f32]"
         ),
     ]
-    if not has_layout:
+    if layout:
         options.append(
             click.option(
-                "--layout", type=click.Choice(list(LAYOUTS)), help="How raw bytes hold codes.  [default: even-high]"
+                "--layout",
+                type=LayoutType(),
+                help="How raw bytes hold codes: even-high, even-low, gptq, awq, …  [default: even-high]",
             )
         )
-    for option in reversed(options):
-        with_blob = option(with_blob)
-    return with_blob
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def with_blob(**given: Any) -> Any:
+            names = ("shape", "offset", "scales", "scales_offset", "scales_dtype", *(["layout"] if layout else []))
+            return function(**given, blob=_blob(**{name: given.pop(name) for name in names}))
+
+        for option in reversed(options):
+            with_blob = option(with_blob)
+        return with_blob
+
+    return decorate
 
 
-def _blob(
-    shape: tuple[int, int] | None,
-    offset: int | None,
-    scales: Path | None,
-    scales_offset: int | None,
-    scales_dtype: str | None,
-    layout: str | None,
-) -> Any:
+def _blob(**said: Any) -> Any:
+    """Return what was said of raw bytes, or None where nothing was."""
     from qcs4w_packer.blob_file import Blob
-    from qcs4w_packer.errors import UsageError
 
-    if shape is None:
-        given = {
-            "--offset": offset, "--scales": scales, "--scales-offset": scales_offset,
-            "--scales-dtype": scales_dtype, "--layout": layout,
-        }  # fmt: skip
-        stray = [name for name, value in given.items() if value is not None]
-        if stray:
-            raise UsageError(f"{stray[0]} is for raw packed bytes", hint="say how large they are with --shape N,K")
+    known = {name: value for name, value in said.items() if value is not None}
+    if not known:
         return None
-    return Blob(
-        shape, offset or 0, scales, scales_offset, (scales_dtype or "f32").upper(), LAYOUTS[layout or "even-high"]
-    )
+    if "scales_dtype" in known:
+        known["scales_dtype"] = known["scales_dtype"].upper()
+    return Blob(**known)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Run so often; the kernel's time is the median of all but the first, which compiles.",
 )
-@blob_options
+@blob_options()
 @force_option
 @adapter_options
 @common_options

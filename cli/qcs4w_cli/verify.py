@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     "--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Seed of all random numbers."
 )
 @click.option("--kernel", metavar="NAME|FILE", help="Judge this kernel: one of ours by name, or a .wgsl file of yours.")
-@blob_options
+@blob_options()
 @adapter_options
 @common_options
 def command(

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from .errors import SourceError, UsageError
 from .metadata import PackedEntry
-from .nibbles import EVEN_HIGH, Layout, pack_codes, packed_width, unpack_codes
+from .nibbles import pack_codes
 from .npy_file import npy_data_start
 from .packed import PackedLinear
 from .packed_file import PackedFile
+from .readings import RIGHT, Reading
 from .safetensors_file import DTYPE_BITS, open_for_reading, read_at
 from .sources import open_source
 from .weights import FLOAT_DTYPES, NAMELESS, widen
@@ -29,20 +30,20 @@ class Blob:
     """What the user says about packed bytes.
 
     Attributes:
-        shape: N and K.
+        shape: N and K; None where only the evidence tells (see `explain`).
         offset: of the first packed byte in its file.
         scales: the file of the scales: an array file with one array, or raw bytes. None: scales are not known.
         scales_offset: of the first scale in it; None: the file holds nothing else.
         scales_dtype: of raw scales, one of SCALE_DTYPES.
-        layout: how two codes lie in a byte.
+        layout: how the codes lie in the bytes, one of `readings.NAMED`.
     """
 
-    shape: tuple[int, int]
+    shape: tuple[int, int] | None = None
     offset: int = 0
     scales: Path | None = None
     scales_offset: int | None = None
     scales_dtype: str = "F32"
-    layout: Layout = EVEN_HIGH
+    layout: Reading = RIGHT
 
 
 class BlobFile(PackedFile):
@@ -62,7 +63,9 @@ class BlobFile(PackedFile):
     def __init__(self, path: str | os.PathLike[str], blob: Blob):
         self.path = Path(path)
         self.blob = blob
-        rows, columns = blob.shape
+        if blob.shape is None:
+            raise UsageError(f"{self.path}: raw packed bytes do not tell their size", hint="say it with --shape N,K")
+        rows, columns = self._shape = blob.shape
         if rows < 1 or columns < 1:
             raise UsageError(f"the shape is {rows},{columns}, expected N,K of at least 1 each")
         self.entries = {NAMELESS: PackedEntry(NAMELESS, rows, columns, source_dtype="unknown", method="unknown")}
@@ -72,10 +75,13 @@ class BlobFile(PackedFile):
             self._start = blob.offset
             if self.path.suffix.lower() == ".npy":
                 self._start += npy_data_start(self.path)
-            needed, there = self._start + rows * packed_width(columns), os.fstat(self._fd).st_size
+            self._nbytes = blob.layout.nbytes(rows, columns)
+            if not self._nbytes:
+                raise UsageError(f"{self.path}: {rows} × {columns} cannot lie as {blob.layout.label}")
+            needed, there = self._start + self._nbytes, os.fstat(self._fd).st_size
             if needed > there:
                 raise SourceError(
-                    f"{self.path}: has {there:,} bytes, packed {rows} × {columns} from byte {self._start:,} ends at "
+                    f"{self.path}: has {there:,} bytes, {rows} × {columns} packed from byte {self._start:,} on end at "
                     f"{needed:,}",
                     hint="K columns take ceil(K / 2) bytes a row; look at --shape and --offset",
                 )
@@ -107,20 +113,21 @@ class BlobFile(PackedFile):
         return super().load(name)
 
     def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Read packed bytes, brought into qcs4w's own layout where they lie in another, and scales."""
-        rows, columns = self.blob.shape
-        width = packed_width(columns)
-        packed = np.frombuffer(read_at(self._fd, self.path, self._start, rows * width), np.uint8).reshape(rows, width)
-        if self.blob.layout != EVEN_HIGH:
-            packed = pack_codes(unpack_codes(packed, columns, self.blob.layout))
+        """Read packed bytes (N, K_packed), brought into qcs4w's own layout where they lie in another, and scales (N,)."""
+        rows, columns = self._shape
+        data = np.frombuffer(read_at(self._fd, self.path, self._start, self._nbytes), np.uint8)
+        if self.blob.layout == RIGHT:
+            packed = data.reshape(rows, -1)
+        else:
+            packed = pack_codes(self.blob.layout.matrix(data, rows, columns))
         return packed, self._scales
 
     def place(self, entry: PackedEntry) -> tuple[Path, int] | None:
         """Return the file and the offset of the packed bytes; None where `arrays` brings them into another layout."""
-        return (self.path, self._start) if self.blob.layout == EVEN_HIGH else None
+        return (self.path, self._start) if self.blob.layout == RIGHT else None
 
     def _read_scales(self) -> NDArray[np.float32]:
-        rows, path = self.blob.shape[0], self.blob.scales
+        rows, path = self._shape[0], self.blob.scales
         if path is None:
             return np.ones(rows, np.float32)
         if self.blob.scales_offset is None and path.suffix.lower() in _ARRAY_SUFFIXES:
@@ -133,13 +140,13 @@ class BlobFile(PackedFile):
 
     def _raw_scales(self, path: Path) -> NDArray[np.float32]:
         dtype, offset = self.blob.scales_dtype, self.blob.scales_offset
-        nbytes = self.blob.shape[0] * DTYPE_BITS[dtype] // 8
+        nbytes = self._shape[0] * DTYPE_BITS[dtype] // 8
         fd = open_for_reading(path)
         try:
             there = os.fstat(fd).st_size
             if offset is None and there != nbytes:
                 raise UsageError(
-                    f"{path}: has {there:,} bytes, {self.blob.shape[0]:,} scales of {dtype} have {nbytes:,}",
+                    f"{path}: has {there:,} bytes, {self._shape[0]:,} scales of {dtype} have {nbytes:,}",
                     hint="--scales-offset says where they begin, --scales-dtype what they are",
                 )
             data = read_at(fd, path, offset or 0, nbytes)

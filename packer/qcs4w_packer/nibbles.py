@@ -96,10 +96,23 @@ def unpack_codes(packed: NDArray[np.uint8], in_features: int, layout: Layout = E
     Returns:
         int8, shape (N, in_features), each in [-8, 7].
     """
-    nibbles = unpack_nibbles(packed, even_high=layout.even_high)[:, :in_features].astype(np.int8)
+    return signed_codes(unpack_nibbles(packed, even_high=layout.even_high)[:, :in_features], layout)
+
+
+def signed_codes(nibbles: NDArray[np.uint8], layout: Layout = EVEN_HIGH) -> NDArray[np.int8]:
+    """Turn nibbles into the codes that they encode.
+
+    Args:
+        nibbles: uint8, any shape, each in [0, 15].
+        layout: only its encoding counts.
+
+    Returns:
+        int8, each in [-8, 7].
+    """
+    codes = nibbles.astype(np.int8)
     if layout.twos_complement:
-        return np.where(nibbles > CODE_MAX, nibbles - np.int8(16), nibbles)
-    return nibbles - np.int8(OFFSET)
+        return np.where(codes > CODE_MAX, codes - np.int8(16), codes)
+    return codes - np.int8(OFFSET)
 
 
 def unpack_nibbles(packed: NDArray[np.uint8], *, even_high: bool = True) -> NDArray[np.uint8]:

@@ -4,16 +4,17 @@ import os
 from pathlib import Path
 
 from .blob_file import Blob, BlobFile
-from .container import Container
+from .container import Container, is_container_like
 from .packed_file import PackedFile
 
 
-def open_packed(path: str | os.PathLike[str], blob: Blob | None = None) -> PackedFile:
+def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, strict: bool = True) -> PackedFile:
     """Open a file of packed linears; their bytes are read when they are asked for.
 
     Args:
         path: a qcs4w container, or any file with `blob`.
         blob: what the user knows of bytes that nothing describes.
+        strict: refuse what a reader must refuse; else remember it in `problems` (containers only).
 
     Raises:
         SourceError: no such file, or one that is not sound.
@@ -22,4 +23,14 @@ def open_packed(path: str | os.PathLike[str], blob: Blob | None = None) -> Packe
     path = Path(path)
     if blob is not None:
         return BlobFile(path, blob)
-    return Container(path)
+    return Container(path, strict=strict)
+
+
+def is_packed_file(path: str | os.PathLike[str]) -> bool:
+    """Tell a file of packed linears, sound or not, from any other.
+
+    Raises:
+        SourceError: a safetensors file that is not sound.
+    """
+    path = Path(path)
+    return path.suffix.lower() == ".safetensors" and is_container_like(path)

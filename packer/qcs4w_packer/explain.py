@@ -1,0 +1,374 @@
+"""Which layout do packed bytes have? Each one that is known is tried on the evidence, and the best are ranked.
+
+The evidence is the float weight that the bytes were made of, or an input and the output that it should give. A layout
+is scored by the likelihood of the evidence when its codes are read so and every row has the scale that suits it best
+(or the scale given): −(n − 1) / 2 · ln(what is left unexplained) a row of n values, which is the profile likelihood of
+a linear model with noise of unknown size. The probabilities are those of the layouts under a flat prior.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import UsageError
+from .nibbles import PAD_NIBBLE, packed_width, unpack_nibbles
+from .quantize import SCALE_FLOOR, row_absmax, scaled_rows
+from .readings import COLUMNS, Reading, layouts
+
+Bytes = NDArray[np.uint8]
+Verdict = Literal["certain", "likely", "ambiguous", "none"]
+Rounding = Literal["reciprocal", "divided", "half away"]
+_ROUNDINGS: tuple[Rounding, ...] = ("reciprocal", "divided", "half away")
+
+_CERTAIN, _LIKELY = 0.999, 0.9
+_FITS = 0.6  # a reading that leaves more of the evidence than this explains nothing
+_NOISE = 0.003  # squares that 4 bits leave of a row at best, so that luck in a short row proves little
+_ELEMENTS = 1 << 19  # of the weight, read by each layout; more would tell no more
+_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One layout held against the evidence.
+
+    Attributes:
+        reading: the layout.
+        cosine: between the evidence and what the reading makes of the bytes, a mean of the rows by their energy.
+        residual: relative error left when each row has the scale that suits it best; 1 explains nothing.
+        residual_as_scaled: the same with the scales that were given; None without any.
+        probability: that this is the layout, among all that were tried.
+        same_as: other layouts that read the very same codes here.
+    """
+
+    reading: Reading
+    cosine: float
+    residual: float
+    residual_as_scaled: float | None
+    probability: float
+    same_as: tuple[Reading, ...] = ()
+
+
+@dataclass(frozen=True)
+class ScaleRule:
+    """How the codes follow from the weights.
+
+    Attributes:
+        name: "absmax / 7.5, codes −8..7", say.
+        differing: codes, of those looked at, that the rule makes otherwise.
+        codes: looked at.
+        same_scales: whether the given scales are the rule's; None without any.
+    """
+
+    name: str
+    differing: int
+    codes: int
+    same_scales: bool | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What bytes are, as far as the evidence tells.
+
+    Attributes:
+        verdict: "certain" (999 in 1000), "likely" (9 in 10), "ambiguous", or "none" where no layout fits.
+        ranked: the layouts tried, the best first; equal codes are listed once.
+        rule: how the best one's codes follow from the weights; None without weights or where nothing fits.
+        expected_residual: what packing the weights as qcs4w does would leave; None without weights.
+        padding: what fills up an odd row, for people; None where there is nothing.
+    """
+
+    verdict: Verdict
+    ranked: tuple[Explanation, ...]
+    rule: ScaleRule | None = None
+    expected_residual: float | None = None
+    padding: str | None = None
+
+    @property
+    def best(self) -> Explanation:
+        """The first of the ranked ones."""
+        return self.ranked[0]
+
+
+def explain_weights(data: Bytes, weight: NDArray[np.float32], scales: NDArray[np.float32] | None = None) -> Finding:
+    """Name the layout of packed bytes from the float weight that they were made of.
+
+    Args:
+        data: uint8, any shape, at least as many as the smallest layout takes; more may follow.
+        weight: float32, shape (N, K).
+        scales: float32, shape (N,), if they are known.
+
+    Raises:
+        UsageError: there are fewer bytes than any layout takes.
+    """
+    out_features, in_features = weight.shape
+    rows = _sample(out_features, in_features)
+    part = weight[:rows].astype(np.float64)
+    some_scales = None if scales is None else scales[:rows].astype(np.float64)
+
+    def made(codes: NDArray[np.int8]) -> NDArray[np.float64]:
+        return codes.astype(np.float64)
+
+    ranked = _rank(data, out_features, in_features, rows, made, part, some_scales)
+    rule = expected = None
+    own = _codes_by_rule(weight[:rows], _RULES[0])[0].astype(np.float64)
+    expected = _fit(part, own, None).residual
+    if ranked[0].residual < _FITS:
+        best = ranked[0].reading
+        rule = _scale_rule(best.matrix(data, out_features, in_features, rows), weight[:rows], scales)
+    return Finding(_verdict(ranked), ranked, rule, expected, _padding(data, ranked[0], out_features, in_features))
+
+
+def explain_output(
+    data: Bytes,
+    out_features: int,
+    x: NDArray[np.float32],
+    y: NDArray[np.float32],
+    scales: NDArray[np.float32] | None = None,
+) -> Finding:
+    """Name the layout of packed bytes from an input and the output that the linear should give.
+
+    Args:
+        data: uint8, as for `explain_weights`.
+        out_features: N.
+        x: float32, shape (M, K).
+        y: float32, shape (M, N).
+        scales: float32, shape (N,), if they are known.
+
+    Raises:
+        UsageError: x and y do not fit together, or there are fewer bytes than any layout takes.
+    """
+    if len(x) != len(y) or y.shape[1] != out_features:
+        raise UsageError(f"x has shape {list(x.shape)}, y {list(y.shape)}, expected [M, K] and [M, {out_features}]")
+    in_features = x.shape[1]
+    rows = _sample(out_features, in_features)
+    wide, part = x[:_ROWS].astype(np.float64), y[:_ROWS, :rows].astype(np.float64).T  # (rows, M)
+    some_scales = None if scales is None else scales[:rows].astype(np.float64)
+
+    def made(codes: NDArray[np.int8]) -> NDArray[np.float64]:
+        return codes.astype(np.float64) @ wide.T
+
+    ranked = _rank(data, out_features, in_features, rows, made, part, some_scales)
+    return Finding(_verdict(ranked), ranked, padding=_padding(data, ranked[0], out_features, in_features))
+
+
+def _different(same: list[Reading], out_features: int, in_features: int, rows: int) -> list[Reading]:
+    """Drop readings that differ in name only: of this shape they read any bytes alike."""
+    if len(same) == 1 or out_features * in_features > _ELEMENTS:
+        return same
+    nbytes = max(reading.nbytes(out_features, in_features) for reading in same)
+    draw = np.random.default_rng(0).integers(0, 256, nbytes, np.uint8)
+    seen = {reading.matrix(draw, out_features, in_features, rows).tobytes(): reading for reading in reversed(same)}
+    return [reading for reading in same if reading in seen.values()]
+
+
+@dataclass(frozen=True)
+class _Fit:
+    cosine: float
+    residual: float
+    residual_as_scaled: float | None
+    log_likelihood: float
+
+
+def _rank(
+    data: Bytes,
+    out_features: int,
+    in_features: int,
+    rows: int,
+    made: Callable[[NDArray[np.int8]], NDArray[np.float64]],
+    evidence: NDArray[np.float64],
+    scales: NDArray[np.float64] | None,
+) -> tuple[Explanation, ...]:
+    groups: dict[bytes, tuple[_Fit, list[Reading]]] = {}
+    for reading in layouts(out_features, in_features, data.size):
+        codes = np.ascontiguousarray(reading.matrix(data, out_features, in_features, rows))
+        key = codes.tobytes()
+        if key in groups:
+            groups[key][1].append(reading)
+        else:
+            groups[key] = (_fit(evidence, made(codes), scales), [reading])
+    groups = {key: (fit, _different(same, out_features, in_features, rows)) for key, (fit, same) in groups.items()}
+    if not groups:
+        raise UsageError(
+            f"there are {data.size:,} bytes, fewer than 4-bit codes of {out_features} × {in_features} take "
+            f"({out_features * packed_width(in_features):,})"
+        )
+    top = max(fit.log_likelihood for fit, _ in groups.values())
+    weights = {key: math.exp(max(fit.log_likelihood - top, -700)) for key, (fit, _) in groups.items()}
+    total = sum(weights.values())
+    explained = [
+        Explanation(same[0], fit.cosine, fit.residual, fit.residual_as_scaled, weights[key] / total, tuple(same[1:]))
+        for key, (fit, same) in groups.items()
+    ]
+    return tuple(sorted(explained, key=lambda each: (-each.probability, each.residual)))
+
+
+def _fit(evidence: NDArray[np.float64], made: NDArray[np.float64], scales: NDArray[np.float64] | None) -> _Fit:
+    """Hold what codes make (rows, n) against the evidence (rows, n)."""
+    count = evidence.shape[1]
+    energy = np.einsum("ij,ij->i", evidence, evidence)
+    size = np.einsum("ij,ij->i", made, made)
+    product = np.einsum("ij,ij->i", evidence, made)
+    there = energy > 0
+    if not there.any():
+        return _Fit(0.0, 0.0 if not size.any() else 1.0, None, 0.0)
+    energy, size, product = energy[there], size[there], product[there]
+    cosines = np.divide(product, np.sqrt(energy * size), out=np.zeros_like(product), where=size > 0)
+    left = 1 - np.maximum(cosines, 0) ** 2
+    likelihood = -(count - 1) / 2 * np.log(left + _NOISE)
+    as_scaled = None
+    if scales is not None:
+        given = scales[there]
+        squares = np.maximum(energy - 2 * given * product + given**2 * size, 0)
+        likelihood = np.maximum(likelihood, -count / 2 * np.log(squares / energy + _NOISE))
+        as_scaled = math.sqrt(float(squares.sum() / energy.sum()))
+    total = energy.sum()
+    return _Fit(
+        float((cosines * energy).sum() / total),
+        math.sqrt(max(0.0, float((left * energy).sum() / total))),
+        as_scaled,
+        float(likelihood.sum()),
+    )
+
+
+def _verdict(ranked: Sequence[Explanation]) -> Verdict:
+    best = ranked[0]
+    if best.residual > _FITS and (best.residual_as_scaled is None or best.residual_as_scaled > _FITS):
+        return "none"
+    if best.same_as or best.probability < _LIKELY:
+        return "ambiguous"
+    return "certain" if best.probability >= _CERTAIN else "likely"
+
+
+def _sample(out_features: int, in_features: int) -> int:
+    return max(1, min(out_features, _ROWS, _ELEMENTS // in_features))
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """absmax / divisor, or for ggml the value of largest magnitude / −8, then one of three ways to round."""
+
+    divisor: float
+    lowest: int = -8
+    rounding: Rounding = "reciprocal"
+    signed: bool = False
+
+    @property
+    def name(self) -> str:
+        what = "the value of largest magnitude / −8" if self.signed else f"absmax / {self.divisor:g}"
+        how = {"reciprocal": "", "divided": ", divided by the scale", "half away": ", halves rounded away from zero"}
+        return f"{what}, codes {self.lowest}..7{how[self.rounding]}".replace("-", "−")
+
+
+# The first that fits is named: qcs4w's own rule, then the usual ones.
+_RULES = (
+    *(
+        _Rule(divisor, lowest, rounding)
+        for rounding in _ROUNDINGS
+        for divisor, lowest in ((7.5, -8), (7.0, -7), (7.0, -8), (8.0, -8), (7.5, -7))
+    ),
+    _Rule(8.0, signed=True, rounding="half away"),
+)
+
+
+def _codes_by_rule(weight: NDArray[np.float32], rule: _Rule) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Quantize rows by a rule that need not be ours: codes (n, K) and scales (n,)."""
+    absmax = row_absmax(weight)
+    if rule.signed:
+        largest = np.take_along_axis(weight, np.abs(weight).argmax(axis=1)[:, None], axis=1)[:, 0]
+        scales = np.where(largest == 0, np.float32(1), largest / np.float32(-8))
+    else:
+        scales = np.maximum(absmax / np.float32(rule.divisor), SCALE_FLOOR)
+    scaled = weight / scales[:, None] if rule.rounding == "divided" else scaled_rows(weight, scales)
+    rounded = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled) if rule.rounding == "half away" else np.rint(scaled)
+    return np.clip(rounded, rule.lowest, 7).astype(np.int8), scales.astype(np.float32)
+
+
+def _scale_rule(codes: NDArray[np.int8], weight: NDArray[np.float32], scales: NDArray[np.float32] | None) -> ScaleRule:
+    """Find the rule that makes most of the codes."""
+    best: ScaleRule | None = None
+    for rule in _RULES:
+        made, own_scales = _codes_by_rule(weight, rule)
+        differing = int(np.count_nonzero(made != codes))
+        if best is None or differing < best.differing:
+            same = None if scales is None else bool(np.array_equal(own_scales, scales[: len(codes)]))
+            best = ScaleRule(rule.name, differing, codes.size, same)
+    assert best is not None  # noqa: S101 - there are rules
+    return best
+
+
+def _padding(data: Bytes, best: Explanation, out_features: int, in_features: int) -> str | None:
+    """Say what the last nibble of rows with an odd K holds."""
+    reading = best.reading
+    if in_features % 2 == 0 or not reading.arrangement.has_order or reading.arrangement is COLUMNS:
+        return None
+    rows = _sample(out_features, in_features)
+    width = reading.nbytes(out_features, in_features) // out_features
+    part = data.reshape(-1)[: rows * width].reshape(rows, width)
+    pads = np.unique(unpack_nibbles(part, even_high=reading.layout.even_high)[:, in_features])
+    if len(pads) > 1:
+        return f"the pad nibble of odd rows varies ({', '.join(f'{pad:X}' for pad in pads)})"
+    zero = 0 if reading.layout.twos_complement else PAD_NIBBLE
+    if pads[0] == zero:
+        return f"the pad nibble is {pads[0]:X}, the code 0"
+    return f"the pad nibble is {pads[0]:X}, not {zero:X}: padded after the shift"
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """What the nibbles alone tell.
+
+    Attributes:
+        counts: of the nibbles 0 to 15.
+        encoding: "code + 8", "two's complement", or None where it cannot be told.
+        probability: of that encoding against the other.
+        clamped: no code of −8 among them: a symmetric clamp; None where the encoding cannot be told.
+        clamp_probability: that a file without the clamp would have shown one.
+    """
+
+    counts: tuple[int, ...]
+    encoding: str | None
+    probability: float
+    clamped: bool | None
+    clamp_probability: float
+
+
+def explain_alone(packed: Bytes, out_features: int) -> Histogram:
+    """Tell code + 8 from two's complement, and a clamp at ±7, by how often each nibble occurs.
+
+    Codes of weights gather round 0. The order of two nibbles in a byte leaves no trace in their histogram.
+
+    Args:
+        packed: uint8, any shape; the first 4 MiB are looked at.
+        out_features: N, rows that they hold.
+    """
+    flat = packed.reshape(-1)[: 1 << 22]
+    counts = np.bincount(flat & 0x0F, minlength=16) + np.bincount(flat >> 4, minlength=16)
+    total = int(counts.sum())
+    nibbles = np.arange(16)
+    hypotheses = {
+        "code + 8": nibbles - 8,
+        "two's complement": np.where(nibbles > 7, nibbles - 16, nibbles),
+    }
+    likelihoods = {name: _bell_likelihood(counts, codes) for name, codes in hypotheses.items()}
+    flat_likelihood = total * math.log(1 / 16)
+    best = max(likelihoods, key=lambda name: likelihoods[name])
+    other = min(likelihoods.values())
+    probability = 1 / (1 + math.exp(max(other - likelihoods[best], -700)))
+    if likelihoods[best] - flat_likelihood < 10 or probability < _LIKELY:
+        return Histogram(tuple(int(c) for c in counts), None, probability, None, 0.0)
+    lowest = int(counts[hypotheses[best] == -8][0])
+    rows = out_features * flat.size / max(1, packed.size)
+    # By absmax / 7.5 a row holds a −8 where its largest magnitude is negative: one row in two.
+    return Histogram(tuple(int(c) for c in counts), best, probability, lowest == 0, 1 - 0.5**rows)
+
+
+def _bell_likelihood(counts: NDArray[np.int64], codes: NDArray[np.int64]) -> float:
+    """Return the log-likelihood of counts when codes follow a normal distribution round 0 of the variance seen."""
+    variance = max(float((counts * codes**2).sum() / counts.sum()), 0.05)
+    logits = -(codes**2) / (2 * variance)
+    log_p = logits - math.log(float(np.exp(logits).sum()))
+    return float((counts * log_p).sum())
