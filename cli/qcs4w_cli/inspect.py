@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qcs4w_packer.nibbles import EVEN_HIGH, LAYOUTS
+from qcs4w_packer.weights import NAMELESS
 
 from .console import Console
 from .dump import Dump, hex_lines
 from .main import COMMANDS, EXIT_FAILED
-from .options import PATH, common_options
+from .options import PATH, blob_options, common_options
 from .report import Table, clean_line, plural, size
 
 if TYPE_CHECKING:
-    from qcs4w_packer import Container, PackedEntry
+    from qcs4w_packer import Blob, PackedEntry, PackedFile
 
 
 class SliceType(click.ParamType):  # type: ignore[type-arg]  # generic in recent clicks only
@@ -47,6 +48,15 @@ class SliceType(click.ParamType):  # type: ignore[type-arg]  # generic in recent
     type=click.Choice(list(LAYOUTS)),
     help=f"How to read the bytes.  [default: {EVEN_HIGH.name}]",
 )
+@click.option(
+    "--against",
+    type=PATH,
+    metavar="WEIGHTS",
+    help="Name the layout of the packed bytes by these float weights that they were made of.",
+)
+@click.option("-x", "--input", "input_path", type=PATH, help="Name the layout by this input and its --output.")
+@click.option("-y", "--output", "output_path", type=PATH, help="What the linear should give for --input.")
+@blob_options(layout=False)
 @common_options
 def command(
     file: Path,
@@ -55,6 +65,10 @@ def command(
     cols: slice | None,
     as_hex: bool,
     layout: str | None,
+    against: Path | None,
+    input_path: Path | None,
+    output_path: Path | None,
+    blob: "Blob | None",
     as_json: bool,
     quiet: bool,
     verbose: bool,
@@ -64,25 +78,47 @@ def command(
     It is for broken files too: what a reader would refuse is reported, what can be shown is shown, and the exit code
     is 1. Of a file that is no container the tensors are listed.
 
+    It also names the layout that packed bytes really have, ours or another tool's: --against holds them against the
+    float weights, --input and --output against an answer that is known to be right. Raw bytes of any file will do:
+    --offset says where they begin, --shape how large they are. The exit code is 1 where no layout fits, or another one
+    than the file says.
+
     \b
     Example:
       qcs4w inspect packed.safetensors
       qcs4w inspect packed.safetensors --tensor pooler.dense --rows 0:2 --cols 0:16
       qcs4w inspect packed.safetensors --tensor pooler.dense --layout even-low
       qcs4w inspect packed.safetensors --tensor pooler.dense --hex
+      qcs4w inspect packed.safetensors --tensor pooler.dense --against model.safetensors
+      qcs4w inspect packed.bin --against weight.npy
+      qcs4w inspect packed.bin --shape 384,384 --rows 0:2
     """  # noqa: D301
-    from qcs4w_packer import Container, UsageError
+    from qcs4w_packer import UsageError, open_packed
+    from qcs4w_packer.packed_sources import is_packed_file
+
+    from .against import inspect_against, inspect_alone
 
     console = Console("inspect", as_json, quiet)
-    if tensor is None and not as_hex and (rows or cols or layout):
-        raise UsageError("--rows, --cols and --layout are of a dump", hint="say of which tensor with --tensor")
-    if not _has_packed_tensors(file):
-        if tensor is not None or as_hex:
+    if against is not None or input_path is not None or output_path is not None:
+        if (against is None) == (input_path is None or output_path is None):
+            raise UsageError("the layout is named by --against WEIGHTS, or by --input and --output together")
+        pair = (input_path, output_path) if input_path is not None and output_path is not None else None
+        return inspect_against(file, tensor, blob, against, pair, console, verbose)
+    wants_dump = bool(as_hex or rows or cols or layout)
+    if blob is not None:
+        if not wants_dump:
+            return inspect_alone(file, tensor, blob, console)
+        tensor = tensor or NAMELESS
+    elif not is_packed_file(file):
+        if wants_dump:
             raise UsageError(
-                f"{file}: has no packed tensors", hint=f"pack it first: qcs4w pack {file} -o OUT.safetensors"
+                f"{file}: has no packed tensors",
+                hint=f"pack it first: qcs4w pack {file} -o OUT.safetensors; or say --shape N,K of raw packed bytes",
             )
-        return _inspect_source(file, console)
-    with Container(file, strict=False) as container:
+        return inspect_alone(file, tensor, None, console) if tensor is not None else _inspect_source(file, console)
+    if tensor is None and (rows or cols or layout):
+        raise UsageError("--rows, --cols and --layout are of a dump", hint="say of which tensor with --tensor")
+    with open_packed(file, blob, strict=False) as container:
         if tensor is None and as_hex:
             tensor = container.only().name
         entries = [container.entry(tensor)] if tensor is not None else list(container.entries.values())
@@ -94,9 +130,10 @@ def command(
         code = EXIT_FAILED if problems else 0
         content: dict[str, Any] = {
             "file": str(file),
-            "container": True,
-            "nbytes": container.nbytes,
-            "document": {k: v for k, v in container.document.items() if isinstance(v, str | int)},
+            "container": container.format == "qcs4w",
+            "format": container.format,
+            "nbytes": container.path.stat().st_size,
+            "document": container.statement,
             "problems": problems,
             "tensors": [_tensor_document(container, entry, mismatches[entry.name]) for entry in entries],
             "carried": _carried(container),
@@ -116,14 +153,8 @@ def command(
         return code
 
 
-def _has_packed_tensors(file: Path) -> bool:
-    """Tell a container, sound or not, from any other file."""
-    from qcs4w_packer.container import is_container_like
-
-    return file.suffix.lower() == ".safetensors" and is_container_like(file)
-
-
-def _tensor_document(container: "Container", entry: "PackedEntry", wrong: list[str]) -> dict[str, Any]:
+def _tensor_document(container: "PackedFile", entry: "PackedEntry", wrong: list[str]) -> dict[str, Any]:
+    place = container.place(entry)
     return {
         "tensor": entry.name,
         "out_features": entry.out_features,
@@ -133,7 +164,7 @@ def _tensor_document(container: "Container", entry: "PackedEntry", wrong: list[s
         "transposed": entry.transposed,
         "aliases": list(entry.aliases),
         "packed_nbytes": entry.packed_nbytes,
-        "file_offset": container.place(entry)[1],
+        "file_offset": place[1] if place else None,
         "packed_sha256": entry.packed_sha256,
         "scale_sha256": entry.scale_sha256,
         "digest_ok": None if entry.packed_sha256 is None else not wrong,
@@ -141,25 +172,32 @@ def _tensor_document(container: "Container", entry: "PackedEntry", wrong: list[s
     }
 
 
-def _carried(container: "Container") -> list[dict[str, Any]]:
+def _carried(container: "PackedFile") -> list[dict[str, Any]]:
     tensors = (container.carried_tensor(name) for name in container.carried)
     return [{"tensor": t.name, "dtype": t.dtype, "shape": list(t.shape), "nbytes": t.nbytes} for t in tensors]
 
 
 def _show_overview(content: dict[str, Any], console: Console, verbose: bool) -> None:
-    document = content["document"]
-    said = {key: clean_line(str(document.get(key, "?"))) for key in ("version", "nibble_order", "offset", "tool")}
-    console.answer(
-        f"{content['file']}: qcs4w container, version {said['version']}, {size(content['nbytes'])}; "
-        f"nibble order {said['nibble_order']}, offset {said['offset']}; "
-        f"made by {said['tool']}\n"
-    )
+    headline = f"{content['file']}: "
+    if content["container"]:
+        document = content["document"]
+        said = {key: clean_line(str(document.get(key, "?"))) for key in ("version", "nibble_order", "offset", "tool")}
+        headline += (
+            f"qcs4w container, version {said['version']}, {size(content['nbytes'])}; "
+            f"nibble order {said['nibble_order']}, offset {said['offset']}; made by {said['tool']}"
+        )
+    else:
+        said = {key: clean_line(str(value)) for key, value in content["document"].items()}
+        headline += "; ".join(
+            [f"{content['format']}, {size(content['nbytes'])}", *(f"{key} {value}" for key, value in said.items())]
+        )
+    console.answer(headline + "\n")
     rows = [
         (
             t["tensor"],
             *(str(t[key]) for key in ("out_features", "in_features")),
             size(t["packed_nbytes"]),
-            f"{t['file_offset']:,}",
+            "" if t["file_offset"] is None else f"{t['file_offset']:,}",
             t["source_dtype"],
             t["method"],
             {True: "ok", False: "MISMATCH", None: "none"}[t["digest_ok"]],

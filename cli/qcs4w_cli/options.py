@@ -113,7 +113,8 @@ def blob_options(*, layout: bool = True) -> Decorator:
         @functools.wraps(function)
         def with_blob(**given: Any) -> Any:
             names = ("shape", "offset", "scales", "scales_offset", "scales_dtype", *(["layout"] if layout else []))
-            return function(**given, blob=_blob(**{name: given.pop(name) for name in names}))
+            said = {name: given.pop(name) for name in names}
+            return function(**given, blob=_blob(**said))
 
         for option in reversed(options):
             with_blob = option(with_blob)

@@ -85,7 +85,8 @@ class BlobFile(PackedFile):
                     f"{needed:,}",
                     hint="K columns take ceil(K / 2) bytes a row; look at --shape and --offset",
                 )
-            self._scales = self._read_scales()
+            scales = read_scales(blob, rows)
+            self._scales = np.ones(rows, np.float32) if scales is None else scales
         except BaseException:
             self.close()
             raise
@@ -113,7 +114,7 @@ class BlobFile(PackedFile):
         return super().load(name)
 
     def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-        """Read packed bytes (N, K_packed), brought into qcs4w's own layout where they lie in another, and scales (N,)."""
+        """Read packed bytes (N, K_packed), brought into qcs4w's own layout if they lie otherwise, and scales (N,)."""
         rows, columns = self._shape
         data = np.frombuffer(read_at(self._fd, self.path, self._start, self._nbytes), np.uint8)
         if self.blob.layout == RIGHT:
@@ -126,33 +127,46 @@ class BlobFile(PackedFile):
         """Return the file and the offset of the packed bytes; None where `arrays` brings them into another layout."""
         return (self.path, self._start) if self.blob.layout == RIGHT else None
 
-    def _read_scales(self) -> NDArray[np.float32]:
-        rows, path = self._shape[0], self.blob.scales
-        if path is None:
-            return np.ones(rows, np.float32)
-        if self.blob.scales_offset is None and path.suffix.lower() in _ARRAY_SUFFIXES:
-            scales = _scales_of_array_file(path)
-        else:
-            scales = self._raw_scales(path)
-        if scales.shape != (rows,):
-            raise UsageError(f"{path}: holds {len(scales):,} scales, expected {rows:,}, one a row")
-        return scales
+    def scales_place(self, entry: PackedEntry) -> tuple[Path, int] | None:
+        """Return the file and the offset of raw float32 scales; None for any other."""
+        is_raw = self.blob.scales is not None and self.blob.scales_dtype == "F32" and not _is_array_file(self.blob)
+        return (self.blob.scales, self.blob.scales_offset or 0) if is_raw and self.blob.scales else None
 
-    def _raw_scales(self, path: Path) -> NDArray[np.float32]:
-        dtype, offset = self.blob.scales_dtype, self.blob.scales_offset
-        nbytes = self._shape[0] * DTYPE_BITS[dtype] // 8
-        fd = open_for_reading(path)
-        try:
-            there = os.fstat(fd).st_size
-            if offset is None and there != nbytes:
-                raise UsageError(
-                    f"{path}: has {there:,} bytes, {self._shape[0]:,} scales of {dtype} have {nbytes:,}",
-                    hint="--scales-offset says where they begin, --scales-dtype what they are",
-                )
-            data = read_at(fd, path, offset or 0, nbytes)
-        finally:
-            os.close(fd)
-        return widen(data, dtype, name="scales", columns=1).reshape(-1)
+
+def read_scales(blob: Blob, rows: int) -> NDArray[np.float32] | None:
+    """Read the scales of raw bytes, float32 (N,); None where they are not known.
+
+    Raises:
+        UsageError: they are not N floats.
+        SourceError: their file cannot be read.
+    """
+    path = blob.scales
+    if path is None:
+        return None
+    scales = _scales_of_array_file(path) if _is_array_file(blob) else _raw_scales(path, blob, rows)
+    if scales.shape != (rows,):
+        raise UsageError(f"{path}: holds {len(scales):,} scales, expected {rows:,}, one a row")
+    return scales
+
+
+def _is_array_file(blob: Blob) -> bool:
+    return blob.scales is not None and blob.scales_offset is None and blob.scales.suffix.lower() in _ARRAY_SUFFIXES
+
+
+def _raw_scales(path: Path, blob: Blob, rows: int) -> NDArray[np.float32]:
+    nbytes = rows * DTYPE_BITS[blob.scales_dtype] // 8
+    fd = open_for_reading(path)
+    try:
+        there = os.fstat(fd).st_size
+        if blob.scales_offset is None and there != nbytes:
+            raise UsageError(
+                f"{path}: has {there:,} bytes, {rows:,} scales of {blob.scales_dtype} have {nbytes:,}",
+                hint="--scales-offset says where they begin, --scales-dtype what they are",
+            )
+        data = read_at(fd, path, blob.scales_offset or 0, nbytes)
+    finally:
+        os.close(fd)
+    return widen(data, blob.scales_dtype, name="scales", columns=1).reshape(-1)
 
 
 def _scales_of_array_file(path: Path) -> NDArray[np.float32]:

@@ -65,6 +65,11 @@ class Container(PackedFile):
         return self._file.nbytes
 
     @property
+    def statement(self) -> dict[str, str | int]:
+        """What the metadata say of the file as a whole: version, nibble order, offset, tool."""
+        return {key: value for key, value in self.document.items() if isinstance(value, str | int)}
+
+    @property
     def metadata(self) -> Mapping[str, str]:
         """The file's other string metadata."""
         return {k: v for k, v in self._file.metadata.items() if k != METADATA_KEY}
@@ -92,6 +97,10 @@ class Container(PackedFile):
     def place(self, entry: PackedEntry) -> tuple[Path, int]:
         """Return the file and the offset at which a tensor's packed bytes lie."""
         return self.path, self._file.slots[entry.name + PACKED].start
+
+    def scales_place(self, entry: PackedEntry) -> tuple[Path, int]:
+        """Return the file and the offset at which a tensor's scales lie."""
+        return self.path, self._file.slots[entry.name + SCALE].start
 
     def carried_tensor(self, name: str) -> SourceTensor:
         """Return a tensor that was copied along, by its name."""

@@ -34,12 +34,21 @@ class PackedFile(Closing):
     carried: list[str]
     problems: list[str]
 
+    @property
+    def statement(self) -> dict[str, str | int]:
+        """What the file as a whole says of itself, by key."""
+        return {}
+
     def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Read packed bytes (N, K_packed) in qcs4w's own layout, and scales (N,), whatever their digests say."""
         raise NotImplementedError
 
     def place(self, entry: PackedEntry) -> tuple[Path, int] | None:
         """Return the file and the offset at which the bytes that `arrays` returns lie; None if they lie otherwise."""
+        return None
+
+    def scales_place(self, entry: PackedEntry) -> tuple[Path, int] | None:
+        """Return the file and the offset at which a tensor's float32 scales lie; None if they lie otherwise."""
         return None
 
     def carried_tensor(self, name: str) -> SourceTensor:

@@ -7,7 +7,8 @@ from .errors import SourceError
 from .safetensors_file import SafetensorsFile
 from .weights import Source, slot_tensor
 
-_SUFFIXES = {
+#: What each suffix that can be opened stands for.
+SUFFIXES = {
     ".safetensors": "safetensors",
     ".npy": "npy",
     ".npz": "npz",
@@ -25,10 +26,10 @@ def open_source(path: str | os.PathLike[str]) -> Source:
         UnsafePickleError: a .pt file that holds more than tensors.
     """
     path = Path(path)
-    kind = _SUFFIXES.get(path.suffix.lower())
+    kind = SUFFIXES.get(path.suffix.lower())
     if kind is None:
         raise SourceError(
-            f"{path}: suffix {path.suffix!r} is not known, expected one of {', '.join(_SUFFIXES)}",
+            f"{path}: suffix {path.suffix!r} is not known, expected one of {', '.join(SUFFIXES)}",
             hint="rename or convert the file; a folder of shards is not read yet" if os.path.isdir(path) else None,
         )
     if kind == "safetensors":
