@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from qcs4w_cli.main import COMMANDS, cli
-from qcs4w_packer import pack_file
+from qcs4w_packer import pack_file, pack_weight
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -34,6 +34,9 @@ def folder(model: Path, tmp_path: Path) -> Path:
     x = np.random.default_rng(0).standard_normal((3, 384), np.float32)
     np.save(tmp_path / "x.npy", x)
     np.savez(tmp_path / "activations.npz", **{"encoder.layer.0.attention.self.query": x, "pooler.dense": x})
+    weight = np.random.default_rng(1).standard_normal((384, 384), np.float32)
+    np.save(tmp_path / "weight.npy", weight)
+    pack_weight(weight).packed.tofile(tmp_path / "packed.bin")
     return tmp_path
 
 

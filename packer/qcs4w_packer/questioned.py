@@ -159,7 +159,8 @@ def _integers(source: Source, tensor: str | None) -> SourceTensor:
         chosen = source.tensors[tensor]
         if chosen.dtype not in _PACKED_DTYPES:
             raise UsageError(
-                f"{source.path}: '{tensor}' is {chosen.dtype}, packed codes are {', '.join(_PACKED_DTYPES)}"
+                f"{source.path}: '{tensor}' is {chosen.dtype}, packed codes are {', '.join(_PACKED_DTYPES)}",
+                hint=f"pack it first: qcs4w pack {source.path} -o OUT.safetensors",
             )
         return chosen
     integers = [each for each in source.tensors.values() if each.dtype in _PACKED_DTYPES and each.nbytes]
