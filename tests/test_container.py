@@ -487,14 +487,6 @@ def test_damaged_files_do_not_stop_a_lenient_reader(path: Path, rng: np.random.G
     assert shown > 20, "the mutator leaves too few files readable to prove anything"
 
 
-@pytest.mark.parametrize(
-    ("rows", "columns", "refused"), [(1, 1, True), (4, 1, False), (1, 8, False), (2, 3, False), (3, 10, True)]
-)
-def test_what_executorch_refuses(rows: int, columns: int, refused: bool) -> None:
-    """Its runtime wants N · ceil(K / 2) to be a multiple of 4."""
-    assert PackedEntry("w", rows, columns).executorch_refuses is refused
-
-
 PACKED = np.zeros((2, 3), np.uint8)
 SCALES = np.ones(2, np.float32)
 

@@ -12,7 +12,7 @@ from .console import Console
 from .dump import Dump, hex_lines
 from .main import COMMANDS, EXIT_FAILED
 from .options import PATH, blob_options, common_options
-from .report import Table, clean_line, plural, size
+from .report import Table, clean_line, plural, refused_note, size
 
 if TYPE_CHECKING:
     from qcs4w_packer import Blob, PackedEntry, PackedFile
@@ -168,7 +168,7 @@ def _tensor_document(container: "PackedFile", entry: "PackedEntry", wrong: list[
         "packed_sha256": entry.packed_sha256,
         "scale_sha256": entry.scale_sha256,
         "digest_ok": None if entry.packed_sha256 is None else not wrong,
-        "executorch_refuses": entry.executorch_refuses,
+        "executorch_refuses": bool(entry.executorch_refusals),
     }
 
 
@@ -205,7 +205,7 @@ def _show_overview(content: dict[str, Any], console: Console, verbose: bool) -> 
             "; ".join(
                 ["transposed"] * t["transposed"]
                 + [f"also {alias}" for alias in t["aliases"]]
-                + ["ExecuTorch's WebGPU runtime refuses it (bytes % 4)"] * t["executorch_refuses"]
+                + refused_note(t["executorch_refuses"])
             ),
         )
         for t in content["tensors"]

@@ -159,7 +159,7 @@ def pack_table(report: "PackReport") -> Table:
                 [tensor.reason] * report.is_dry_run
                 + ["transposed"] * tensor.entry.transposed
                 + [f"also {alias}" for alias in tensor.entry.aliases]
-                + ["ExecuTorch WebGPU: refused"] * tensor.entry.executorch_refuses
+                + refused_note(bool(tensor.entry.executorch_refusals))
                 + [f"{plural(tensor.floored_rows, 'row')} at the scale floor"] * bool(tensor.floored_rows)
             ),
         )
@@ -172,16 +172,26 @@ def pack_table(report: "PackReport") -> Table:
     return Table(titles, rows, ("cyan",))
 
 
+def refused_note(is_refused: bool) -> list[str]:
+    """Return a table's note on a tensor that ExecuTorch's runtime refuses on every device; `check` says why."""
+    from qcs4w_packer.targets import EXECUTORCH_WEBGPU
+
+    return [f"{EXECUTORCH_WEBGPU.title} refuses it"] * is_refused
+
+
 def pack_warnings(report: "PackReport") -> list[str]:
     """Return each kind of warning once, with the number of tensors that it concerns."""
-    refused = [t.entry.name for t in report.packed if t.entry.executorch_refuses]
+    from qcs4w_packer.targets import EXECUTORCH_WEBGPU
+
+    refused: dict[str, list[str]] = {}
+    for tensor in report.packed:
+        for refusal in tensor.entry.executorch_refusals:
+            refused.setdefault(refusal.rule.what, []).append(tensor.entry.name)
     floored = [t.entry.name for t in report.packed if t.floored_rows]
-    texts = []
-    if refused:
-        texts.append(
-            "ExecuTorch's WebGPU runtime will refuse what has N·ceil(K/2) no multiple of 4: "
-            f"{plural(len(refused), 'tensor')}, {quoted(refused)}"
-        )
+    texts = [
+        f"{EXECUTORCH_WEBGPU.title} will refuse {plural(len(names), 'tensor')}, {quoted(names)}: {what}"
+        for what, names in refused.items()
+    ]
     if floored:
         texts.append(
             "rows with absmax below 8.9e-7 met the scale floor and lost precision: "

@@ -14,6 +14,7 @@ from typing import Any
 from ._version import __version__
 from .nibbles import EVEN_HIGH, OFFSET, packed_width
 from .safetensors_file import is_unicode
+from .targets import EXECUTORCH_WEBGPU, Case, Refusal, refusals
 
 METADATA_KEY = "qcs4w"
 VERSION = 1
@@ -55,9 +56,10 @@ class PackedEntry:
         return self.out_features * (packed_width(self.in_features) + 4)
 
     @property
-    def executorch_refuses(self) -> bool:
-        """Whether ExecuTorch's WebGPU runtime will refuse it: N · ceil(K/2) is no multiple of 4."""
-        return self.out_features * packed_width(self.in_features) % 4 != 0
+    def executorch_refusals(self) -> list[Refusal]:
+        """Why ExecuTorch's WebGPU runtime will refuse it on every device; empty where it will not."""
+        found = refusals(Case(self.out_features, self.in_features), EXECUTORCH_WEBGPU)
+        return [refusal for refusal in found if refusal.rule.stage == "runtime"]
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as it stands in the metadata; shapes are left to the tensors themselves."""

@@ -17,9 +17,8 @@ from .rowpack import pack_rows, refuse_non_finite
 from .safetensors_file import Planned
 from .select import Choice, Request, choose, did_you_mean
 from .sources import open_source
+from .targets import EXECUTORCH_WEBGPU
 from .weights import FLOAT_DTYPES, Source, SourceTensor, split_stack
-
-EXECUTORCH_REFUSES = "ExecuTorch's WebGPU runtime will refuse it: N·ceil(K/2) is no multiple of 4"
 
 #: Called with the bytes of source just finished, the bytes to do in all, and the tensor's name.
 Progress = Callable[[int, int, str], None]
@@ -50,9 +49,8 @@ class PackedTensor:
         if self.floored_rows:
             rows = f"{self.floored_rows} row{'s' if self.floored_rows > 1 else ''}"
             found.append(f"{rows} below absmax 8.9e-7 met the scale floor and lost precision")
-        if self.entry.executorch_refuses:
-            found.append(EXECUTORCH_REFUSES)
-        return found
+        refused = self.entry.executorch_refusals
+        return found + [f"{EXECUTORCH_WEBGPU.title} will refuse it: {refusal.fault}" for refusal in refused]
 
 
 @dataclass(frozen=True)
