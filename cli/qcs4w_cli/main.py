@@ -25,6 +25,9 @@ COMMANDS = {
     "run": "Run a packed linear on saved inputs.",
     "verify": "Check the GPU's answers against a float64 reference.",
     "inspect": "Show what is in a file, down to the nibbles.",
+    "diff": "Tell where two packed files differ.",
+    "check": "Check what another runtime will refuse.",
+    "vectors": "Write test vectors for kernels in any language.",
     "devices": "List the WebGPU adapters of this machine.",
 }
 

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -81,6 +82,21 @@ class LayoutType(click.ParamType):  # type: ignore[type-arg]  # generic in recen
         if value not in NAMED:
             self.fail(f"no layout '{value:.40}'; there are {', '.join(NAMED)}", param, ctx)
         return NAMED[value]
+
+
+class SizeType(click.ParamType):  # type: ignore[type-arg]
+    """A number of bytes: 134217728, 128MiB or 2GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse the text."""
+        if isinstance(value, int):
+            return value
+        found = re.fullmatch(r"([0-9]{1,15})(?: ?([KMG])iB)?", str(value))
+        if not found or not int(found[1]):
+            self.fail(f"'{value:.40}' is not a size such as 128MiB or 134217728", param, ctx)
+        return int(found[1]) << {None: 0, "K": 10, "M": 20, "G": 30}[found[2]]
 
 
 def blob_options(*, layout: bool = True) -> Decorator:

@@ -23,7 +23,15 @@ LIMITS = (
 )
 
 #: Styles that a cell may ask for on a terminal, by the cell's own text.
-_CELL_STYLES = {"pass": "green", "FAIL": "bold red", "ERROR": "bold red", "ok": "green", "MISMATCH": "bold red"}
+_CELL_STYLES = {
+    "pass": "green",
+    "FAIL": "bold red",
+    "ERROR": "bold red",
+    "ok": "green",
+    "equal": "green",
+    "MISMATCH": "bold red",
+    "DIFFERS": "bold red",
+}
 
 
 #: A piece of a line and its style on a terminal.

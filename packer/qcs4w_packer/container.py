@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +81,17 @@ class Container(PackedFile):
     def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Read packed bytes (N, K_packed) and scales (N,) as they are, whatever their digests say."""
         packed = np.frombuffer(self.read(entry.name + PACKED), np.uint8)
-        return packed.reshape(entry.out_features, -1), np.frombuffer(self.read(entry.name + SCALE), "<f4")
+        return packed.reshape(entry.out_features, -1), self.scales(entry)
 
-    def odd_scales(self, entry: PackedEntry) -> list[str]:
-        """Describe scales that no reader takes: NaN and infinities."""
-        scales = np.frombuffer(self.read(entry.name + SCALE), "<f4")
-        rows = np.flatnonzero(~np.isfinite(scales))
-        return [f"tensor '{entry.name}': the scale of row {row} is {scales[row]}" for row in rows[:1]]
+    def scales(self, entry: PackedEntry) -> NDArray[np.float32]:
+        """Read the scales (N,) alone."""
+        return np.frombuffer(self.read(entry.name + SCALE), "<f4")
+
+    def row_reader(self, entry: PackedEntry) -> Callable[[int, int], NDArray[np.uint8]]:
+        """Return a function (first row, end) -> packed rows, which reads these rows only."""
+        fetch = self.carried_tensor(entry.name + PACKED).fetch
+        width = packed_width(entry.in_features)
+        return lambda start, stop: np.frombuffer(fetch(start, stop), np.uint8).reshape(-1, width)
 
     def read(self, stored_name: str) -> bytes:
         """Read the bytes of a tensor by its name in the safetensors file."""
@@ -101,6 +105,10 @@ class Container(PackedFile):
     def scales_place(self, entry: PackedEntry) -> tuple[Path, int]:
         """Return the file and the offset at which a tensor's scales lie."""
         return self.path, self._file.slots[entry.name + SCALE].start
+
+    def carried_place(self, name: str) -> int:
+        """Return the offset in the file at which a carried tensor lies."""
+        return self._file.slots[name].start
 
     def carried_tensor(self, name: str) -> SourceTensor:
         """Return a tensor that was copied along, by its name."""

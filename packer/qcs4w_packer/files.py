@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .errors import OutputError
@@ -81,6 +81,68 @@ def check_target(target: str | os.PathLike[str], *, force: bool = False, sources
     return path
 
 
+@contextlib.contextmanager
+def replacing_folder(
+    target: str | os.PathLike[str], *, force: bool = False, is_ours: Callable[[Path], bool] | None = None
+) -> Iterator[Path]:
+    """Yield an empty folder that becomes `target` when the block ends well; otherwise `target` is as it was.
+
+    Args:
+        target: the folder to make; an empty one that is there is taken.
+        force: replace a folder that is there, if it is one of ours.
+        is_ours: tells whether a folder holds what was written here before and nothing else. No other is ever replaced.
+
+    Raises:
+        OutputError: it exists, holds what is not ours, or cannot be written.
+    """
+    path = _check_folder(target, force=force, is_ours=is_ours)
+    part = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.part"
+    old = part.with_suffix(".old")
+    try:
+        try:
+            part.mkdir()
+            yield part
+            for file in part.iterdir():
+                _flush(file)
+            if path.is_dir() and any(path.iterdir()):
+                path.rename(old)
+            try:
+                part.rename(path)  # refused where anything has appeared there
+            except OSError:
+                if old.is_dir():
+                    old.rename(path)
+                raise
+            _flush(path.parent)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+
+
+def _check_folder(
+    target: str | os.PathLike[str], *, force: bool, is_ours: Callable[[Path], bool] | None
+) -> Path:
+    """Return the real path of a folder to make, or say why it cannot be made."""
+    try:
+        path = Path(os.path.realpath(target))
+        if os.path.lexists(path) and not path.is_dir():
+            raise OutputError(f"{target}: is there already, and no folder")
+        if path.is_dir() and any(path.iterdir()):
+            if not force:
+                raise OutputError(f"{target}: exists already", hint="--force replaces it")
+            if is_ours is None or not is_ours(path):
+                raise OutputError(
+                    f"{target}: holds more than what was written here before; --force does not remove that",
+                    hint="name another folder, or empty this one",
+                )
+        if not path.parent.is_dir():
+            raise OutputError(f"{target}: there is no folder {path.parent}")
+    except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
+        raise OutputError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
+    return path
+
+
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
     """Write all of `data` at a file offset."""
     view = memoryview(data).cast("B")
@@ -110,12 +172,17 @@ def _publish(part: Path, path: Path, force: bool) -> None:
             if path.exists():
                 raise OutputError(f"{path}: has appeared meanwhile", hint="--force replaces it") from None
             part.replace(path)
-    with contextlib.suppress(OSError):  # some file systems cannot flush a folder
-        folder = os.open(path.parent, os.O_RDONLY)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    """Write a file or folder through to the disk; some file systems cannot flush a folder."""
+    with contextlib.suppress(OSError):
+        fd = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(folder)
+            os.fsync(fd)
         finally:
-            os.close(folder)
+            os.close(fd)
 
 
 def _cannot_write(path: Path, error: OSError) -> OutputError:

@@ -1,7 +1,7 @@
 """What every file of packed linears offers, whatever its format."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from .errors import ContainerError, DigestError, UnknownTensorError
 from .metadata import PackedEntry
 from .packed import PackedLinear
 from .select import did_you_mean
+from .targets import Case
 from .weights import SourceTensor
 
 
@@ -43,12 +44,29 @@ class PackedFile(Closing):
         """Read packed bytes (N, K_packed) in qcs4w's own layout, and scales (N,), whatever their digests say."""
         raise NotImplementedError
 
+    def scales(self, entry: PackedEntry) -> NDArray[np.float32]:
+        """Read the scales (N,) alone."""
+        return self.arrays(entry)[1]
+
+    def row_reader(self, entry: PackedEntry) -> Callable[[int, int], NDArray[np.uint8]]:
+        """Return a function (first row, end) -> packed rows, as `arrays` has them."""
+        packed, _ = self.arrays(entry)
+        return lambda start, stop: packed[start:stop]
+
     def place(self, entry: PackedEntry) -> tuple[Path, int] | None:
         """Return the file and the offset at which the bytes that `arrays` returns lie; None if they lie otherwise."""
         return None
 
     def scales_place(self, entry: PackedEntry) -> tuple[Path, int] | None:
         """Return the file and the offset at which a tensor's float32 scales lie; None if they lie otherwise."""
+        return None
+
+    def case(self, entry: PackedEntry) -> Case:
+        """Return what a runtime would meet: shape, rows of input where the file bounds them, stored dtype of scales."""
+        return Case(entry.out_features, entry.in_features)
+
+    def carried_place(self, name: str) -> int | None:
+        """Return the offset in the file at which a carried tensor lies; None if its bytes lie otherwise."""
         return None
 
     def carried_tensor(self, name: str) -> SourceTensor:
@@ -119,16 +137,21 @@ class PackedFile(Closing):
 
     def odd_scales(self, entry: PackedEntry) -> list[str]:
         """Describe scales that no reader takes: NaN and infinities."""
-        scales = self.arrays(entry)[1]
+        scales = self.scales(entry)
         rows = np.flatnonzero(~np.isfinite(scales))
         return [f"tensor '{entry.name}': the scale of row {row} is {scales[row]}" for row in rows[:1]]
 
 
 def digest_faults(entry: PackedEntry, packed: NDArray[np.uint8], scales: NDArray[np.float32]) -> list[str]:
     """Describe each digest that the arrays do not have though the file says so."""
-    stated = (("packed bytes", packed, entry.packed_sha256), ("scales", scales, entry.scale_sha256))
+    return sha256_faults(entry, hashlib.sha256(packed.data).hexdigest(), hashlib.sha256(scales.data).hexdigest())
+
+
+def sha256_faults(entry: PackedEntry, packed_sha256: str, scale_sha256: str) -> list[str]:
+    """Describe each digest that differs from the one that the file states."""
+    found = (("packed bytes", packed_sha256, entry.packed_sha256), ("scales", scale_sha256, entry.scale_sha256))
     return [
-        f"tensor '{entry.name}': the {what} have sha256 {found}, the file says {digest}"
-        for what, array, digest in stated
-        if digest is not None and (found := hashlib.sha256(array.data).hexdigest()) != digest
+        f"tensor '{entry.name}': the {what} have sha256 {digest}, the file says {stated}"
+        for what, digest, stated in found
+        if stated is not None and digest != stated
     ]

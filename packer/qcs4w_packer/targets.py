@@ -103,7 +103,7 @@ def _part_words(case: Case) -> str | None:
 def _mend_part_words(case: Case) -> str:
     step = 4 // gcd(4, packed_width(case.in_features))
     rows = -(-case.out_features // step) * step
-    return f"give the float weight rows of zeros up to N = {rows}, and drop the last {rows - case.out_features} of y"
+    return f"give the float weight rows of zeros up to N = {rows}, and drop y from column {case.out_features} on"
 
 
 def _half_scales(case: Case) -> str | None:
@@ -130,8 +130,8 @@ def _too_large(case: Case) -> list[_Binding]:
 
 
 def _large_bindings(case: Case) -> str | None:
-    found = " and ".join(f"{binding.what} takes {binding.nbytes:,} bytes" for binding in _too_large(case))
-    return f"{found}, one binding has at most {case.max_binding:,}" if found else None
+    found = ", ".join(f"{binding.what} takes {binding.nbytes:,} bytes" for binding in _too_large(case))
+    return f"{found}; a binding has at most {case.max_binding:,}" if found else None
 
 
 def _mend_large_bindings(case: Case) -> str:
