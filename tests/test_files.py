@@ -11,7 +11,7 @@ import pytest
 from making import leftovers, run_python
 
 from qcs4w_packer import OutputError
-from qcs4w_packer.files import check_target, replacing, write_at, write_file
+from qcs4w_packer.files import check_target, replacing, replacing_folder, write_at, write_file
 
 
 def test_a_file_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -213,3 +213,85 @@ def test_what_replaces_a_private_file_is_private(tmp_path: Path) -> None:
     write_file(path, b"new", force=True)
     assert path.read_bytes() == b"new"
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_appears_when_the_block_ends(tmp_path: Path) -> None:
+    """Until the end there is no folder; then it is whole. An empty one that is there is taken."""
+    for target in (tmp_path / "new", tmp_path / "empty"):
+        if target.name == "empty":
+            target.mkdir()
+        with replacing_folder(target) as folder:
+            (folder / "a").write_bytes(b"hello")
+            assert not target.exists() or not any(target.iterdir())
+        assert (target / "a").read_bytes() == b"hello"
+    assert sorted(os.listdir(tmp_path)) == ["empty", "new"]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit, OSError])
+@pytest.mark.parametrize("force", [False, True])
+def test_an_exception_leaves_the_folder(error: type[BaseException], force: bool, tmp_path: Path) -> None:
+    """Whatever happens in the middle, the old folder stands and nothing is left beside it."""
+    target = tmp_path / "out"
+    if force:
+        target.mkdir()
+        (target / "old").write_bytes(b"old")
+    expected = pytest.raises(OutputError if error is OSError else error)
+    with expected, replacing_folder(target, force=force, is_ours=lambda path: True) as folder:
+        (folder / "new").write_bytes(b"new")
+        raise error("in the middle")
+    assert os.listdir(tmp_path) == (["out"] if force else [])
+    assert not force or os.listdir(target) == ["old"]
+
+
+def test_a_folder_that_is_not_ours_is_never_replaced(tmp_path: Path) -> None:
+    """Files of others survive: without force, with it, in the place of a file, and if they appear meanwhile."""
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "theirs").write_bytes(b"theirs")
+    for force, words in ((False, "exists already"), (True, "does not remove that")):
+        with pytest.raises(OutputError, match=words), replacing_folder(target, force=force, is_ours=lambda path: False):
+            pytest.fail("the refusal comes before any work")
+    with pytest.raises(OutputError, match="no folder"), replacing_folder(target / "theirs", force=True):
+        pytest.fail("the refusal comes before any work")
+    with pytest.raises(OutputError, match="exists already"), replacing_folder(tmp_path / "late") as folder:  # noqa: PT012
+        (folder / "new").write_bytes(b"new")
+        (tmp_path / "late").mkdir()
+        (tmp_path / "late" / "theirs").write_bytes(b"theirs")
+    assert (tmp_path / "late" / "theirs").read_bytes() == b"theirs"
+    assert sorted(os.listdir(tmp_path)) == ["late", "out"]
+
+
+def test_a_folder_of_ours_is_replaced_whole(tmp_path: Path) -> None:
+    """With force the old files go; a link to the folder stays a link."""
+    target, link = tmp_path / "out", tmp_path / "link"
+    link.symlink_to(target)
+    for name in ("old", "new"):
+        with replacing_folder(link, force=True, is_ours=lambda path: True) as folder:
+            (folder / name).write_bytes(b"")
+    assert link.is_symlink()
+    assert os.listdir(target) == ["new"]
+    assert sorted(os.listdir(tmp_path)) == ["link", "out"]
+
+
+def test_the_old_folder_comes_back_if_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename that fails at the very end leaves what was there."""
+    target = tmp_path / "out"
+    target.mkdir()
+    (target / "old").write_bytes(b"old")
+    rename = Path.rename
+
+    def fails(self: Path, to: Path) -> Path:
+        if self.suffix == ".part":
+            raise OSError(5, "the disk is gone")
+        return rename(self, to)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with (
+        pytest.raises(OutputError, match="the disk is gone"),
+        replacing_folder(target, force=True, is_ours=lambda path: True) as folder,
+    ):
+        (folder / "new").write_bytes(b"new")
+    assert os.listdir(target) == ["old"]
+    assert os.listdir(tmp_path) == ["out"]

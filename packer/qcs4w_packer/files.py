@@ -104,12 +104,13 @@ def replacing_folder(
             yield part
             for file in part.iterdir():
                 _flush(file)
-            if path.is_dir() and any(path.iterdir()):
-                path.rename(old)
             try:
-                part.rename(path)  # refused where anything has appeared there
-            except OSError:
-                if old.is_dir():
+                if path.is_dir() and any(path.iterdir()):
+                    _check_folder(path, force=force, is_ours=is_ours)  # it may have appeared meanwhile
+                    path.rename(old)
+                part.rename(path)
+            except BaseException:
+                if old.is_dir() and not path.exists():
                     old.rename(path)
                 raise
             _flush(path.parent)
@@ -120,9 +121,7 @@ def replacing_folder(
         raise _cannot_write(path, error) from None
 
 
-def _check_folder(
-    target: str | os.PathLike[str], *, force: bool, is_ours: Callable[[Path], bool] | None
-) -> Path:
+def _check_folder(target: str | os.PathLike[str], *, force: bool, is_ours: Callable[[Path], bool] | None) -> Path:
     """Return the real path of a folder to make, or say why it cannot be made."""
     try:
         path = Path(os.path.realpath(target))
