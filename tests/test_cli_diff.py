@@ -148,3 +148,26 @@ def test_what_cannot_be_compared(packed_file: Path, checkpoint: Path, tmp_path: 
     assert "no packed tensor 'y'" in qcs4w.refused("diff", packed_file, packed_file, "--tensor", "layers.0.fc=y")
     os.truncate(packed_file, packed_file.stat().st_size - 1)
     assert "truncated" in qcs4w.refused("diff", packed_file, packed_file)
+
+
+def test_raw_bytes(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """--shape reads a file that says nothing of itself; without --scales codes alone are compared, and that is said."""
+    with Container(packed_file) as container:
+        one = container.load("layers.1.fc")
+    raw, scales = tmp_path / "w.bin", tmp_path / "s.bin"
+    raw.write_bytes(one.packed.tobytes())
+    scales.write_bytes(one.scales.tobytes())
+    options = ("--tensor", "layers.1.fc=weight", "--shape", "8,12")
+    result = qcs4w("diff", packed_file, raw, *options)
+    assert result.code == 0
+    assert "scales were not compared" in result.err
+    assert qcs4w("diff", packed_file, raw, *options, "--json").document["scales_compared"] is False
+    result = qcs4w("diff", packed_file, raw, *options, "--scales", scales)
+    assert (result.code, "scales were not compared" in result.err) == (0, False)
+    scales.write_bytes((one.scales * 2).astype(np.float32).tobytes())
+    result = qcs4w("diff", packed_file, raw, *options, "--scales", scales)
+    assert result.code == 1
+    assert "every scale of B is that of A times 2" in result.out
+    raw.write_bytes((one.packed >> 4 | one.packed << 4).tobytes())
+    assert qcs4w("diff", packed_file, raw, *options).code == 1
+    assert qcs4w("diff", packed_file, raw, *options, "--layout", "even-low").code == 0

@@ -205,6 +205,7 @@ def test_biases_and_what_is_said(tmp_path: Path, rng: np.random.Generator) -> No
     assert not named.is_equal
     assert "first at n 4" in (named.pairs[0].bias or "")
     assert diff_paths(a, b, names=("v",)).is_equal
+    assert diff_paths(a, b, names=("w=v",)).pairs[0].bias == "only A has a bias"
     said = diff_paths(a, c)
     assert said.is_equal
     assert said.pairs[0].said == ("method: absmax, mse in B",)
@@ -221,7 +222,8 @@ def test_a_container_against_raw_bytes(tmp_path: Path, rng: np.random.Generator)
         found = diff_files(a, b)
     assert found.pairs[0].tensors == TensorDiff(9, 33)
     assert found.carried_left is not None
-    assert found.pairs[0].bias == "only A has a bias"
+    assert found.is_equal
+    assert found.pairs[0].said == ("only A has a bias",)
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:

@@ -4,13 +4,15 @@ import hashlib
 import json
 import math
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from qcs4w_gpu import Gpu, Linear, compare
 from qcs4w_gpu.vector_files import HEADER, INDEX, README, holds_vectors_only, write_vectors
-from qcs4w_gpu.vectors import DEFAULT_SIZES, MAX_ELEMENTS, Kind, Vector, make_vector
+from qcs4w_gpu.vectors import DEFAULT_SIZES, KINDS, MAX_ELEMENTS, Kind, Vector, make_vector
 from qcs4w_packer import OutputError, PackedLinear, UsageError, __version__
 
 SMALL = ((1, 1, 1), (3, 5, 7), (2, 3, 10))
@@ -165,3 +167,12 @@ def test_a_kernel_that_shares_a_fault_is_caught() -> None:
     swapped = PackedLinear(packed.packed >> 4 | packed.packed << 4, packed.scales, 33)
     for weight in (swapped.dequantize(), packed.dequantize() + 8):
         assert ((vector.x @ weight.T != vector.y).any(axis=1)).all()
+
+
+@pytest.mark.gpu
+def test_our_own_kernels_pass(gpu: Gpu) -> None:
+    """The GPU's linear, which has not seen these numbers, is equal in every exact case and within every bound."""
+    for size, kind in product(DEFAULT_SIZES, KINDS):
+        vector = make_vector(*size, kind=kind)
+        found = compare(Linear(gpu, vector.packed)(vector.x), vector.y, 0.0 if vector.bound is None else vector.bound)
+        assert found.is_match, (vector.name, found.worst)

@@ -8,10 +8,11 @@ import click
 
 from .console import Console
 from .main import COMMANDS, EXIT_FAILED
-from .options import PATH, common_options
+from .options import PATH, blob_options, common_options
 from .report import Span, Table, plural
 
 if TYPE_CHECKING:
+    from qcs4w_packer import Blob, PackedFile
     from qcs4w_packer.diff import Place, TensorDiff
     from qcs4w_packer.diff_files import FileDiff, PairDiff
 
@@ -26,27 +27,35 @@ if TYPE_CHECKING:
     metavar="NAME",
     help="Compare this tensor only; NAME_IN_A=NAME_IN_B where it has two names. Repeatable.",
 )
+@blob_options()
 @click.option("--packed-only", is_flag=True, help="Do not compare the other tensors (biases, norms, …).")
 @common_options
 def command(
-    a: Path, b: Path, tensors: tuple[str, ...], packed_only: bool, as_json: bool, quiet: bool, verbose: bool
+    a: Path,
+    b: Path,
+    tensors: tuple[str, ...],
+    packed_only: bool,
+    blob: "Blob | None",
+    as_json: bool,
+    quiet: bool,
+    verbose: bool,
 ) -> int:
     """Tell where two packed files differ: the first byte, nibble, code and scale, how many, and what explains them.
 
     It is for damaged files too: what a reader would refuse is told as a warning, and the bytes are compared. What the
-    files say of themselves (method, tool) is told and is no difference, but for what changes how bytes are read. The
-    exit code is 0 when they are equal, 1 when they differ, 2 when they could not be compared.
+    files say of themselves (method, tool) is told and is no difference, but for what changes how bytes are read. With
+    --shape a file that says nothing of itself is read as raw packed bytes. The exit code is 0 when they are equal, 1
+    when they differ, 2 when they could not be compared.
 
     \b
     Example:
       qcs4w diff packed.safetensors again.safetensors
       qcs4w diff packed.safetensors again.safetensors --tensor pooler.dense --json
     """  # noqa: D301
-    from qcs4w_packer import open_packed
-    from qcs4w_packer.diff_files import diff_files
+    from qcs4w_packer import diff_files
 
     console = Console("diff", as_json, quiet)
-    with open_packed(a, strict=False) as a_file, open_packed(b, strict=False) as b_file:
+    with _open(a, blob) as a_file, _open(b, blob) as b_file:
         with console.progress("comparing") as progress:
             found = diff_files(a_file, b_file, names=tensors, packed_only=packed_only, progress=progress)
         problems = [[f"{letter}: {problem}" for problem in file.problems] for letter, file in _lettered(a_file, b_file)]
@@ -71,6 +80,14 @@ def command(
     )
     console.document({"a": str(a), "b": str(b), **_document(found, formats, problems)}, code)
     return code
+
+
+def _open(path: Path, blob: "Blob | None") -> "PackedFile":
+    """Open a file, damaged ones too; what is known of raw bytes is meant for files that say nothing themselves."""
+    from qcs4w_packer import open_packed
+    from qcs4w_packer.packed_sources import is_packed_file
+
+    return open_packed(path, None if blob is None or is_packed_file(path) else blob, strict=False)
 
 
 def _lettered(a: Any, b: Any) -> tuple[tuple[str, Any], tuple[str, Any]]:
@@ -168,6 +185,8 @@ def _show_others(found: "FileDiff", console: Console, verbose: bool) -> None:
         console.answer(f"\n{plural(found.carried_equal, 'other tensor')} equal")
     if found.carried_left:
         console.note(f"other tensors were not compared: {found.carried_left}")
+    if not found.scales_compared:
+        console.note("scales were not compared: those of raw bytes are not known without --scales")
     for text in found.meaning:
         console.answer(f"\nread differently: {text}")
     notes = [*found.said, *(f"{pair.a_name}: {text}" for pair in found.pairs for text in pair.said)]
@@ -197,6 +216,7 @@ def _document(found: "FileDiff", formats: list[str], problems: list[list[str]]) 
         ],
         "carried_equal": found.carried_equal,
         "carried_left": found.carried_left,
+        "scales_compared": found.scales_compared,
         "tensors": [
             {
                 "tensor": pair.a_name,

@@ -11,6 +11,8 @@ from .judge import Comparison, compare, oracle, reference
 from .kernel import LINEAR_KERNELS, Kernel, parse_kernel, read_kernel, shipped_kernel
 from .linear import Linear, Run, Timing
 from .plan import Plan, choose_kernel, plan_linear
+from .vector_files import write_vectors
+from .vectors import Vector, make_vector
 from .verify import SourceCheck, Verdict, check_source, verify
 
 __all__ = [
@@ -31,12 +33,14 @@ __all__ = [
     "Run",
     "SourceCheck",
     "Timing",
+    "Vector",
     "Verdict",
     "check_source",
     "choose_adapter",
     "choose_kernel",
     "compare",
     "list_adapters",
+    "make_vector",
     "oracle",
     "parse_kernel",
     "plan_linear",
@@ -44,4 +48,5 @@ __all__ = [
     "reference",
     "shipped_kernel",
     "verify",
+    "write_vectors",
 ]

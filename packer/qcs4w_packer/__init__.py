@@ -7,6 +7,7 @@ from ._version import __version__
 from .blob_file import Blob
 from .container import Container, load_packed
 from .container_writer import save_container
+from .diff_files import FileDiff, diff_files
 from .errors import (
     CodeRangeError,
     ContainerError,
@@ -40,6 +41,7 @@ __all__ = [
     "Container",
     "ContainerError",
     "DigestError",
+    "FileDiff",
     "Layout",
     "NonFiniteError",
     "OutputError",
@@ -58,6 +60,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "dequantize",
+    "diff_files",
     "load_packed",
     "open_packed",
     "open_source",

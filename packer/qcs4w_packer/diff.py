@@ -85,7 +85,7 @@ class TensorDiff:
 
 
 def diff_tensors(a_file: PackedFile, a_entry: PackedEntry, b_file: PackedFile, b_entry: PackedEntry) -> TensorDiff:
-    """Compare two packed tensors of one shape, whatever their digests say.
+    """Compare two packed tensors of one shape, whatever their digests say; scales where both files have some.
 
     Raises:
         SourceError: a file cannot be read to its end.
@@ -102,6 +102,8 @@ def diff_tensors(a_file: PackedFile, a_entry: PackedEntry, b_file: PackedFile, b
         found.add(start, a, b)
     packed_places = [_offset(file.place(entry)) for file, entry in files]
     different = np.flatnonzero(scales[0].view(np.uint32) != scales[1].view(np.uint32))
+    if not (a_file.has_scales and b_file.has_scales):
+        different = different[:0]
     patterns: list[str] = []
     if found.codes:
         blocks = ((a, b) for _, a, b in _blocks(readers, rows, columns))

@@ -4,9 +4,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .container import Container
 from .diff import TensorDiff, diff_tensors
+from .diff_carried import CarriedDiff, diff_carried
 from .errors import ContainerError, UnknownTensorError
 from .metadata import PackedEntry
 from .packed_file import PackedFile
@@ -45,25 +47,6 @@ class PairDiff:
 
 
 @dataclass(frozen=True)
-class CarriedDiff:
-    """A tensor beside the packed ones that differs.
-
-    Attributes:
-        name: of the tensor.
-        fault: what differs, in words.
-        bytes: how many bytes differ, where dtype and shape are the same.
-        a_offset: where the first of them lies in the first file.
-        b_offset: the same in the second file.
-    """
-
-    name: str
-    fault: str
-    bytes: int = 0
-    a_offset: int | None = None
-    b_offset: int | None = None
-
-
-@dataclass(frozen=True)
 class FileDiff:
     """How two files differ.
 
@@ -74,6 +57,7 @@ class FileDiff:
         carried: tensors beside them that differ or that one file lacks.
         carried_equal: how many of these are equal.
         carried_left: why they were not compared, or None.
+        scales_compared: whether both files have scales.
         meaning: what the files say differently that changes how bytes are read: a difference.
         said: what they say differently otherwise: none.
     """
@@ -84,6 +68,7 @@ class FileDiff:
     carried: tuple[CarriedDiff, ...] = ()
     carried_equal: int = 0
     carried_left: str | None = None
+    scales_compared: bool = True
     meaning: tuple[str, ...] = ()
     said: tuple[str, ...] = ()
 
@@ -136,7 +121,7 @@ def diff_files(
         if progress:
             progress(1, len(pairs), a_entry.name)
     meaning, said = _said_of_files(a, b)
-    compared = list(_diff_carried(a, b)) if left is None else []
+    compared = list(diff_carried(a, b)) if left is None else []
     return FileDiff(
         tuple(done),
         tuple(only_a),
@@ -144,6 +129,7 @@ def diff_files(
         tuple(diff for diff in compared if diff is not None),
         carried_equal=sum(diff is None for diff in compared),
         carried_left=left,
+        scales_compared=a.has_scales and b.has_scales,
         meaning=tuple(meaning),
         said=tuple(said),
     )
@@ -196,30 +182,30 @@ def _diff_pair(
     a: PackedFile, a_entry: PackedEntry, b: PackedFile, b_entry: PackedEntry, *, with_bias: bool
 ) -> PairDiff:
     a_shape, b_shape = ((e.out_features, e.in_features) for e in (a_entry, b_entry))
-    return PairDiff(
-        a_entry.name,
-        b_entry.name,
-        a_shape,
-        b_shape,
-        diff_tensors(a, a_entry, b, b_entry) if a_shape == b_shape else None,
-        bias=_diff_bias(a, a_entry, b, b_entry) if with_bias else None,
-        said=tuple(_said_of_entries(a_entry, b_entry)) if a.format == b.format else (),
-    )
+    is_one_format = a.format == b.format
+    bias, said = None, list(_said_of_entries(a_entry, b_entry)) if is_one_format else []
+    if with_bias:
+        a_bias, b_bias = a.bias(a_entry), b.bias(b_entry)
+        if (a_bias is None) != (b_bias is None):
+            text = f"only {'B' if a_bias is None else 'A'} has a bias"
+            if is_one_format:
+                bias = text
+            else:  # not every format keeps a bias beside its weight
+                said.append(text)
+        elif a_bias is not None and b_bias is not None:
+            bias = _diff_bias(a_bias, b_bias)
+    tensors = diff_tensors(a, a_entry, b, b_entry) if a_shape == b_shape else None
+    return PairDiff(a_entry.name, b_entry.name, a_shape, b_shape, tensors, bias, tuple(said))
 
 
-def _diff_bias(a: PackedFile, a_entry: PackedEntry, b: PackedFile, b_entry: PackedEntry) -> str | None:
-    a_bias, b_bias = a.bias(a_entry), b.bias(b_entry)
-    if a_bias is None or b_bias is None:
-        if a_bias is b_bias:
-            return None
-        return f"only {'B' if a_bias is None else 'A'} has a bias"
-    if a_bias.shape != b_bias.shape:
-        return f"A has {len(a_bias)} values, B {len(b_bias)}"
-    rows = np.flatnonzero(a_bias.view(np.uint32) != b_bias.view(np.uint32))
+def _diff_bias(a: NDArray[np.float32], b: NDArray[np.float32]) -> str | None:
+    if a.shape != b.shape:
+        return f"A has {len(a)} values, B {len(b)}"
+    rows = np.flatnonzero(a.view(np.uint32) != b.view(np.uint32))
     if not len(rows):
         return None
     row = int(rows[0])
-    return f"{len(rows):,} of {len(a_bias):,} values, first at n {row}: {a_bias[row]:.9g}, {b_bias[row]:.9g} in B"
+    return f"{len(rows):,} of {len(a):,} values, first at n {row}: {a[row]:.9g}, {b[row]:.9g} in B"
 
 
 def _said_of_entries(a: PackedEntry, b: PackedEntry) -> Iterator[str]:
@@ -230,20 +216,21 @@ def _said_of_entries(a: PackedEntry, b: PackedEntry) -> Iterator[str]:
 
 
 def _said_of_files(a: PackedFile, b: PackedFile) -> tuple[list[str], list[str]]:
-    """Return what two containers state differently: what changes the meaning of bytes, and all else."""
-    if not (isinstance(a, Container) and isinstance(b, Container)):
-        return [], []
+    """Return what two files of one format state differently: what changes the meaning of bytes, and all else."""
     meaning: list[str] = []
     said: list[str] = []
-    for key in (*_MEANING, "tool"):
-        a_value, b_value = a.document.get(key), b.document.get(key)
+    if a.format != b.format:
+        return meaning, said
+    for key in sorted({*a.statement, *b.statement}):
+        a_value, b_value = a.statement.get(key), b.statement.get(key)
         if a_value != b_value:
             text = f"{key}: {_shown(a_value)}, {_shown(b_value)} in B"
-            (meaning if key in _MEANING and a.document and b.document else said).append(text)
-    for key in sorted({*a.metadata, *b.metadata}):
-        a_value, b_value = a.metadata.get(key), b.metadata.get(key)
-        if a_value != b_value:
-            said.append(f"metadata '{key}': {_shown(a_value)}, {_shown(b_value)} in B")
+            (meaning if key in _MEANING and a.statement and b.statement else said).append(text)
+    if isinstance(a, Container) and isinstance(b, Container):
+        for key in sorted({*a.metadata, *b.metadata}):
+            a_text, b_text = a.metadata.get(key), b.metadata.get(key)
+            if a_text != b_text:
+                said.append(f"metadata '{key}': {_shown(a_text)}, {_shown(b_text)} in B")
     return meaning, said
 
 
@@ -256,32 +243,6 @@ def _why_not_carried(a: PackedFile, b: PackedFile, names: tuple[str, ...], packe
         if one.format != other.format and one.carried and not other.carried:
             return f"{other.path} is no checkpoint"
     return None
-
-
-def _diff_carried(a: PackedFile, b: PackedFile) -> Iterator[CarriedDiff | None]:
-    """Yield each difference of the tensors beside the packed ones, None for one that is equal."""
-    b_names = set(b.carried)
-    for name in a.carried:
-        yield _diff_carried_tensor(a, b, name) if name in b_names else CarriedDiff(name, "only in A")
-    a_names = set(a.carried)
-    yield from (CarriedDiff(name, "only in B") for name in b.carried if name not in a_names)
-
-
-def _diff_carried_tensor(a: PackedFile, b: PackedFile, name: str) -> CarriedDiff | None:
-    one, other = a.carried_tensor(name), b.carried_tensor(name)
-    if (one.dtype, one.shape) != (other.dtype, other.shape):
-        return CarriedDiff(name, f"{one.dtype} {list(one.shape)}, {other.dtype} {list(other.shape)} in B")
-    count, first, at = 0, -1, 0
-    for (_, a_bytes), (_, b_bytes) in zip(one.chunks(), other.chunks(), strict=True):
-        if a_bytes != b_bytes:
-            different = np.flatnonzero(np.frombuffer(a_bytes, np.uint8) != np.frombuffer(b_bytes, np.uint8))
-            count += len(different)
-            first = at + int(different[0]) if first < 0 else first
-        at += len(a_bytes)
-    if not count:
-        return None
-    places = (None if place is None else place + first for place in (a.carried_place(name), b.carried_place(name)))
-    return CarriedDiff(name, f"{count:,} of {one.nbytes:,} bytes differ, first at byte {first:,} of it", count, *places)
 
 
 def _shown(value: object) -> str:

@@ -40,6 +40,11 @@ class PackedFile(Closing):
         """What the file as a whole says of itself, by key."""
         return {}
 
+    @property
+    def has_scales(self) -> bool:
+        """Whether scales are known; where they are not, `arrays` returns ones."""
+        return True
+
     def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Read packed bytes (N, K_packed) in qcs4w's own layout, and scales (N,), whatever their digests say."""
         raise NotImplementedError
