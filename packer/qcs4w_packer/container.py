@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import ContainerError, NonFiniteError
-from .metadata import METADATA_KEY, PACKED, SCALE, SHAPE, VERSION, PackedEntry, bias_name, entry_from_json
+from .errors import ContainerError
+from .metadata import METADATA_KEY, PACKED, SCALE, SHAPE, VERSION, PackedEntry, entry_from_json
 from .nibbles import EVEN_HIGH, OFFSET, packed_width
 from .packed import PackedLinear
 from .packed_file import PackedFile
 from .safetensors_file import METADATA_NAME, SafetensorsFile, no_duplicates
-from .weights import FLOAT_DTYPES, SourceTensor, slot_tensor
+from .weights import SourceTensor, slot_tensor
 
 
 class Container(PackedFile):
@@ -113,30 +113,6 @@ class Container(PackedFile):
     def carried_tensor(self, name: str) -> SourceTensor:
         """Return a tensor that was copied along, by its name."""
         return slot_tensor(self._file, name, self._file.slots[name])
-
-    def bias(self, entry: PackedEntry) -> NDArray[np.float32] | None:
-        """Return the bias that the file holds for a packed tensor, float32 (N,), or None.
-
-        Raises:
-            ContainerError: a tensor of that name is not N floats.
-            NonFiniteError: it holds NaN or an infinity.
-        """
-        for name in map(bias_name, (entry.name, *entry.aliases)):
-            if name not in self.carried:
-                continue
-            tensor = self.carried_tensor(name)
-            if tensor.dtype not in FLOAT_DTYPES or tensor.shape != (entry.out_features,):
-                raise ContainerError(
-                    f"{self.path}: bias '{name}' is {tensor.dtype} {list(tensor.shape)}, "
-                    f"expected {entry.out_features} floats",
-                    hint="--no-bias runs without it",
-                )
-            bias = tensor.read()
-            if not np.isfinite(bias).all():
-                column = int(np.flatnonzero(~np.isfinite(bias))[0])
-                raise NonFiniteError(f"{self.path}: bias '{name}' holds {bias[column]} at column {column}")
-            return bias
-        return None
 
     def _refuse(self, message: str, hint: str | None = None) -> None:
         """Raise what a strict reader raises; otherwise remember it."""

@@ -14,7 +14,8 @@ from .files import replacing, write_at
 from .metadata import METADATA_KEY, PACKED, SCALE, SHAPE, PackedEntry, bias_name, to_document
 from .nibbles import packed_width
 from .packed import PackedLinear
-from .safetensors_file import Planned, SafetensorsLayout, name_fault
+from .safetensors_file import Planned, SafetensorsLayout
+from .safetensors_writer import refuse_twins
 
 
 @dataclass
@@ -44,7 +45,7 @@ class ContainerWriter:
         entries = list(entries)
         if not entries:
             raise OutputError("a container needs at least one packed tensor")
-        _refuse_twins(name for entry in entries for name in (entry.name, *entry.aliases))
+        refuse_twins(name for entry in entries for name in (entry.name, *entry.aliases))
         self._entries = {entry.name: entry for entry in entries}
         self._metadata = {k: v for k, v in (metadata or {}).items() if k != METADATA_KEY}
         self._digests = {name: _Digests() for name in self._entries}
@@ -55,7 +56,7 @@ class ContainerWriter:
                 Planned(name + SCALE, "F32", (entry.out_features,)),
                 Planned(name + SHAPE, "I64", (2,)),
             ]
-        _refuse_twins(tensor.name for tensor in planned)
+        refuse_twins(tensor.name for tensor in planned)
         self._layout = SafetensorsLayout(planned, self._header_metadata())
         self._fd = -1
 
@@ -141,13 +142,3 @@ def save_container(
         for name, array in carried.items():
             writer.write_carried(name, 0, array.tobytes())
         writer.finish()
-
-
-def _refuse_twins(names: Iterable[str]) -> None:
-    seen: set[str] = set()
-    for name in names:
-        if fault := name_fault(name):
-            raise OutputError(f"a container cannot hold a tensor {name!r}: {fault}")
-        if name in seen:
-            raise OutputError(f"two tensors of the output would be named '{name}'", hint="--exclude one of the two")
-        seen.add(name)

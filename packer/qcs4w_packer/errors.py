@@ -65,6 +65,12 @@ class DigestError(ContainerError):
     code = "digest"
 
 
+class LossyError(Qcs4wError):
+    """Raised when a conversion would lose something; the message says what would be lost."""
+
+    code = "lossy"
+
+
 class OutputError(Qcs4wError):
     """Raised when an output exists already or cannot be written; whatever stood there is untouched."""
 

@@ -95,7 +95,7 @@ def replacing_folder(
     Raises:
         OutputError: it exists, holds what is not ours, or cannot be written.
     """
-    path = _check_folder(target, force=force, is_ours=is_ours)
+    path = check_folder(target, force=force, is_ours=is_ours)
     part = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.part"
     old = part.with_suffix(".old")
     try:
@@ -106,7 +106,7 @@ def replacing_folder(
                 _flush(file)
             try:
                 if path.is_dir() and any(path.iterdir()):
-                    _check_folder(path, force=force, is_ours=is_ours)  # it may have appeared meanwhile
+                    check_folder(path, force=force, is_ours=is_ours)  # it may have appeared meanwhile
                     path.rename(old)
                 part.rename(path)
             except BaseException:
@@ -121,8 +121,14 @@ def replacing_folder(
         raise _cannot_write(path, error) from None
 
 
-def _check_folder(target: str | os.PathLike[str], *, force: bool, is_ours: Callable[[Path], bool] | None) -> Path:
-    """Return the real path of a folder to make, or say why it cannot be made."""
+def check_folder(
+    target: str | os.PathLike[str], *, force: bool = False, is_ours: Callable[[Path], bool] | None = None
+) -> Path:
+    """Return the real path of a folder to make, or say why it cannot be made, before any work is done.
+
+    Raises:
+        OutputError: as for `replacing_folder`.
+    """
     try:
         path = Path(os.path.realpath(target))
         if os.path.lexists(path) and not path.is_dir():

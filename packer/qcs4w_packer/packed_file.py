@@ -1,19 +1,19 @@
 """What every file of packed linears offers, whatever its format."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .closing import Closing
-from .errors import ContainerError, DigestError, UnknownTensorError
-from .metadata import PackedEntry
+from .errors import ContainerError, DigestError, NonFiniteError, UnknownTensorError
+from .metadata import PackedEntry, bias_name
 from .packed import PackedLinear
 from .select import did_you_mean
 from .targets import Case
-from .weights import SourceTensor
+from .weights import FLOAT_DTYPES, SourceTensor
 
 
 class PackedFile(Closing):
@@ -27,6 +27,7 @@ class PackedFile(Closing):
         entries: what is known of each packed tensor, by name.
         carried: names of the tensors beside them.
         problems: what a strict reader would have refused.
+        notes: what was decided while reading and a reader of a report should know.
     """
 
     format: str
@@ -34,6 +35,12 @@ class PackedFile(Closing):
     entries: dict[str, PackedEntry]
     carried: list[str]
     problems: list[str]
+    notes: Sequence[str] = ()
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The file's own string metadata, without what describes packed tensors."""
+        return {}
 
     @property
     def statement(self) -> dict[str, str | int]:
@@ -79,7 +86,27 @@ class PackedFile(Closing):
         raise NotImplementedError
 
     def bias(self, entry: PackedEntry) -> NDArray[np.float32] | None:
-        """Return the bias that the file holds for a packed tensor, float32 (N,), or None."""
+        """Return the bias that the file holds for a packed tensor, float32 (N,), or None.
+
+        Raises:
+            ContainerError: a tensor of that name is not N floats.
+            NonFiniteError: it holds NaN or an infinity.
+        """
+        for name in map(bias_name, (entry.name, *entry.aliases)):
+            if name not in self.carried:
+                continue
+            tensor = self.carried_tensor(name)
+            if tensor.dtype not in FLOAT_DTYPES or tensor.shape != (entry.out_features,):
+                raise ContainerError(
+                    f"{self.path}: bias '{name}' is {tensor.dtype} {list(tensor.shape)}, "
+                    f"expected {entry.out_features} floats",
+                    hint="--no-bias runs without it",
+                )
+            bias = tensor.read()
+            if not np.isfinite(bias).all():
+                column = int(np.flatnonzero(~np.isfinite(bias))[0])
+                raise NonFiniteError(f"{self.path}: bias '{name}' holds {bias[column]} at column {column}")
+            return bias
         return None
 
     def entry(self, name: str) -> PackedEntry:

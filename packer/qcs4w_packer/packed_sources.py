@@ -5,6 +5,7 @@ from pathlib import Path
 
 from .blob_file import Blob, BlobFile
 from .container import Container, is_container_like
+from .formats.detect import foreign_opener
 from .packed_file import PackedFile
 
 
@@ -12,7 +13,7 @@ def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, stric
     """Open a file of packed linears; their bytes are read when they are asked for.
 
     Args:
-        path: a qcs4w container, or any file with `blob`.
+        path: a qcs4w container, a file of another tool whose layout is known, or any file with `blob`.
         blob: what the user knows of bytes that nothing describes.
         strict: refuse what a reader must refuse; else remember it in `problems` (containers only).
 
@@ -23,7 +24,8 @@ def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, stric
     path = Path(path)
     if blob is not None:
         return BlobFile(path, blob)
-    return Container(path, strict=strict)
+    opener = foreign_opener(path)
+    return Container(path, strict=strict) if opener is None else opener(path)
 
 
 def is_packed_file(path: str | os.PathLike[str]) -> bool:
@@ -33,4 +35,6 @@ def is_packed_file(path: str | os.PathLike[str]) -> bool:
         SourceError: a safetensors file that is not sound.
     """
     path = Path(path)
+    if foreign_opener(path) is not None:
+        return True
     return path.suffix.lower() == ".safetensors" and is_container_like(path)

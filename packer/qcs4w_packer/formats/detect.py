@@ -1,0 +1,66 @@
+"""Telling whose layout a file has, by its name and the names of the tensors in it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import ContainerError
+from ..metadata import PACKED
+from ..packed_file import PackedFile
+from ..safetensors_file import SafetensorsFile
+from .awq import AwqFile
+from .compressed_tensors import CompressedTensors
+from .gptq import QWEIGHT, SCALES, GptqFile
+from .matmul_nbits import MatMulNBitsFile
+from .pairs import INDEX, PairsFolder
+from .q4gsw import Q4gswFile
+
+
+def foreign_opener(path: Path) -> Callable[[Path], PackedFile] | None:
+    """Return what opens a file of another tool, or None where it is none that is known.
+
+    Args:
+        path: a file, or the folder of `convert --to raw` or of a checkpoint.
+
+    Raises:
+        SourceError: a safetensors file that is not sound.
+        ContainerError: several tools' tensors in one file.
+    """
+    if path.name == INDEX or (path / INDEX).is_file():
+        return PairsFolder
+    if path.suffix.lower() == ".onnx":
+        return MatMulNBitsFile
+    if path.suffix.lower() != ".safetensors" or not path.is_file():
+        return None
+    with SafetensorsFile(path) as file:
+        slots = file.slots
+    if any(name.endswith(PACKED) for name in slots):
+        return None  # a container of ours, whatever it carries along
+    found: set[type[Q4gswFile | CompressedTensors | AwqFile | GptqFile]] = set()
+    for name, slot in slots.items():
+        if name.endswith(QWEIGHT) and name.removesuffix(QWEIGHT) + SCALES in slots:
+            scales = slots[name.removesuffix(QWEIGHT) + SCALES]
+            # GPTQ [K/8, N] has as many columns as there are scales, AWQ [K, N/8] an eighth
+            is_gptq = slot.shape[-1:] == scales.shape[-1:]
+            found.add(GptqFile if is_gptq else AwqFile)
+        elif name.endswith(CompressedTensors.marker):
+            found.add(CompressedTensors)
+        elif name.endswith(Q4gswFile.marker):
+            found.add(Q4gswFile)
+    if len(found) > 1:
+        names = ", ".join(sorted(kind.format for kind in found))
+        raise ContainerError(f"{path}: holds packed tensors of several kinds: {names}")
+    return next(iter(found), None)
+
+
+def checkpoint_file(folder: Path) -> Path:
+    """Return the one safetensors file of a checkpoint's folder.
+
+    Raises:
+        ContainerError: there is none, or there are several.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    if len(files) != 1:
+        raise ContainerError(
+            f"{folder}: has {len(files)} .safetensors files, expected one", hint="name one of them; the config is read"
+        )
+    return files[0]
