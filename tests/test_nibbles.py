@@ -54,6 +54,14 @@ def test_every_layout_reads_its_own_spelling(name: str, text: str) -> None:
     assert unpack_codes(row(text), 16, LAYOUTS[name]).tolist() == [ALL_CODES]
 
 
+@pytest.mark.parametrize(("name", "text"), FOREIGN.items(), ids=FOREIGN)
+def test_every_layout_writes_its_own_spelling(name: str, text: str) -> None:
+    """The codes -8..7 in order become each layout's own bytes; a lone code is followed by the code 0."""
+    assert pack_codes(np.array([ALL_CODES], np.int8), LAYOUTS[name]).tobytes() == bytes.fromhex(text)
+    lone = pack_codes(np.array([[7]], np.int8), LAYOUTS[name])
+    assert unpack_codes(lone, 2, LAYOUTS[name]).tolist() == [[7, 0]]
+
+
 def test_every_layout_is_pinned() -> None:
     """No layout is without a vector of its own, and ours comes first."""
     assert list(LAYOUTS) == list(FOREIGN)
@@ -77,6 +85,8 @@ def test_unpacking_undoes_packing(codes: np.ndarray) -> None:
     packed = pack_codes(codes)
     assert packed.shape == (len(codes), -(-codes.shape[1] // 2)) == (len(codes), packed_width(codes.shape[1]))
     np.testing.assert_array_equal(unpack_codes(packed, codes.shape[1]), codes)
+    for layout in LAYOUTS.values():
+        np.testing.assert_array_equal(unpack_codes(pack_codes(codes, layout), codes.shape[1], layout), codes)
     assert wrong_pad_rows(packed, codes.shape[1]) == 0
 
 

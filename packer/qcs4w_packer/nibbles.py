@@ -43,14 +43,15 @@ def packed_width(in_features: int) -> int:
     return (in_features + 1) // 2
 
 
-def pack_codes(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
-    """Pack signed 4-bit codes two to a byte, even column high.
+def pack_codes(codes: NDArray[np.int8], layout: Layout = EVEN_HIGH) -> NDArray[np.uint8]:
+    """Pack signed 4-bit codes two to a byte.
 
     Args:
         codes: int8, shape (N, K), each in [-8, 7].
+        layout: how the bytes are to be written.
 
     Returns:
-        uint8, shape (N, ceil(K / 2)); an odd K is padded with the code 0.
+        uint8, shape (N, ceil(K / 2)); an odd K is padded with the code 0, as the layout spells it.
 
     Raises:
         CodeRangeError: a code lies outside [-8, 7]; the message gives row, column and value.
@@ -65,7 +66,17 @@ def pack_codes(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
         )
     packed = np.empty((codes.shape[0], packed_width(codes.shape[1])), np.uint8)
     pack_codes_into(np.ascontiguousarray(codes, np.int8), packed)
-    return packed
+    return packed if layout == EVEN_HIGH else recode_table(layout)[packed]
+
+
+def recode_table(layout: Layout) -> NDArray[np.uint8]:
+    """Return what each of qcs4w's bytes becomes in another layout: uint8, shape (256,), to be indexed by the byte."""
+    table: NDArray[np.uint8] = np.arange(256, dtype=np.uint8)
+    if layout.twos_complement:
+        table ^= np.uint8(OFFSET << 4 | OFFSET)  # code + 8 and the two's complement differ in the nibble's top bit
+    if not layout.even_high:
+        table = (table << np.uint8(4)) | (table >> np.uint8(4))
+    return table
 
 
 def pack_codes_into(codes: NDArray[np.int8], packed: NDArray[np.uint8]) -> None:
