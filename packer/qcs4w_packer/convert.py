@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .blob_file import Blob
 from .errors import LossyError, SelectionError, UsageError
 from .formats.detect import checkpoint_file, foreign_opener
 from .formats.targets import SCALE_DTYPES, TARGETS, Put, Request, Target
@@ -92,7 +93,8 @@ def convert_file(
     path: str | os.PathLike[str],
     output: str | os.PathLike[str] | None,
     *,
-    to: str,
+    to: str = "qcs4w",
+    blob: Blob | None = None,
     tensors: Sequence[str] = (),
     options: ConvertOptions | None = None,
     force: bool = False,
@@ -105,6 +107,7 @@ def convert_file(
         path: any file of packed linears, or a checkpoint's folder.
         output: the file or folder to make; may be None in a dry run.
         to: a key of TARGETS.
+        blob: what is known of raw bytes.
         tensors: convert only these; by default all.
         options: how.
         force: replace an output that is there.
@@ -124,7 +127,7 @@ def convert_file(
         raise UsageError(f"blocks and zero points are of an ONNX model, the target is {to}")
     if output is None and not dry_run:
         raise UsageError("output may be None in a dry run only")
-    with open_for_conversion(path) as source:
+    with open_for_conversion(path, blob) as source:
         entries = _chosen(source, tensors)
         target = TARGETS[to](_request(source, entries, options, holds_carried=TARGETS[to].holds_carried))
         sources = (source.path,)
@@ -136,7 +139,7 @@ def convert_file(
         with _opened(target, None if dry_run else output, force, sources) as put:
             for entry in entries:
                 weight = _load(source, entry, notes)
-                result, arrays = _encode(target, entry, weight, options.scale_dtype)
+                result, arrays = _encode(target, entry, weight, notes)
                 results.append(result)
                 if put is not None:
                     put(entry, arrays)
@@ -156,13 +159,15 @@ def convert_file(
         )
 
 
-def open_for_conversion(path: Path) -> PackedFile:
+def open_for_conversion(path: Path, blob: Blob | None = None) -> PackedFile:
     """Open a file of packed linears, or the one in a checkpoint's folder.
 
     Raises:
         SelectionError: it holds floats, which `pack` quantizes.
         Qcs4wError: as readers do.
     """
+    if blob is not None:
+        return open_packed(path, blob)
     if path.is_dir() and foreign_opener(path) is None:
         path = checkpoint_file(path)
     if path.suffix.lower() in _FLOAT_SUFFIXES:
@@ -220,31 +225,42 @@ def _load(source: PackedFile, entry: PackedEntry, notes: list[str]) -> PackedLin
 
 
 def _encode(
-    target: Target, entry: PackedEntry, weight: PackedLinear, scale_dtype: str
+    target: Target, entry: PackedEntry, weight: PackedLinear, notes: list[str]
 ) -> tuple[ConvertedTensor, dict[str, NDArray[Any]]]:
-    with np.errstate(over="ignore"):
-        scales: NDArray[Any] = weight.scales.astype(SCALE_DTYPES[scale_dtype])
-    if not np.isfinite(scales).all():
-        row = int(np.flatnonzero(~np.isfinite(scales))[0])
-        raise LossyError(
-            f"tensor '{entry.name}': the scale of row {row}, {weight.scales[row]:g}, is beyond {scale_dtype}",
-            hint="keep float32 scales: --scale-dtype f32",
-        )
-    nonzero = weight.scales != 0
-    kept = scales.astype(np.float64)[nonzero]
-    before = weight.scales.astype(np.float64)[nonzero]
+    scale_dtype = target.request.scale_dtype
+    scales, loss, lost = _narrow(weight.scales, scale_dtype, f"tensor '{entry.name}': the scale of row")
     arrays = target.encode(entry, weight, scales)
+    if scale_dtype != "f32" and "bias" in arrays:
+        _, bias_loss, _ = _narrow(target.request.biases[entry.name], scale_dtype, f"tensor '{entry.name}': bias")
+        if bias_loss:
+            notes.append(
+                f"the bias of '{entry.name}' was rounded to {scale_dtype}, by up to {bias_loss:.2g} of a value"
+            )
     equal = np.array_equal(target.decode(entry, arrays), weight.packed)
     if not equal:
         raise RuntimeError(f"tensor '{entry.name}' does not have its codes in {target.name}")
-    result = ConvertedTensor(
-        entry,
-        nbytes=sum(array.nbytes for array in arrays.values()),
-        codes_equal=equal,
-        scale_loss=float(np.max(np.abs(kept - before) / np.abs(before), initial=0.0)),
-        lost_scales=int(np.count_nonzero(kept == 0)),
-    )
-    return result, arrays
+    nbytes = sum(array.nbytes for array in arrays.values())
+    return ConvertedTensor(entry, nbytes, codes_equal=equal, scale_loss=loss, lost_scales=lost), arrays
+
+
+def _narrow(values: NDArray[np.float32], dtype: str, what: str) -> tuple[NDArray[Any], float, int]:
+    """Round floats to a dtype of SCALE_DTYPES.
+
+    Returns:
+        What they became, the largest relative error, and how many became 0 and were not.
+
+    Raises:
+        LossyError: one is beyond the dtype's range.
+    """
+    with np.errstate(over="ignore"):
+        narrow: NDArray[Any] = values.astype(SCALE_DTYPES[dtype])
+    if not np.isfinite(narrow).all():
+        index = int(np.flatnonzero(~np.isfinite(narrow))[0])
+        raise LossyError(f"{what} {index}, {values[index]:g}, is beyond {dtype}", hint="leave out --scale-dtype f16")
+    nonzero = values != 0
+    kept, before = narrow.astype(np.float64)[nonzero], values.astype(np.float64)[nonzero]
+    loss = float(np.max(np.abs(kept - before) / np.abs(before), initial=0.0))
+    return narrow, loss, int(np.count_nonzero(kept == 0))
 
 
 def _held_biases(target: Target) -> Iterator[str]:

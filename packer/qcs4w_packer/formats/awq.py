@@ -6,7 +6,6 @@ Source: casper-hansen/AutoAWQ d9dc8e5, awq/modules/linear/gemm.py.
 """
 
 import os
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,14 +13,12 @@ from numpy.typing import NDArray
 from ..errors import ContainerError
 from ..metadata import PackedEntry
 from ..nibbles import OFFSET, pack_codes
+from ..readings import NAMED
 from .checkpoint import SCALE_DTYPES, Checkpoint, quantization_config
 from .gptq import QWEIGHT, QZEROS, SCALES
-from .low_first import word_nibbles
 from .one_scale import one_scale_per_row, refuse_zero_points
 
-#: Which of eight neighbours lies in nibble 0, 1, … of a word.
-ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
-_WORD = len(ORDER)
+_WORD = 8  # codes to an int32
 
 
 class AwqFile(Checkpoint):
@@ -63,9 +60,10 @@ class AwqFile(Checkpoint):
         """
         stem, where = self.stem(entry), self.where(entry)
         shared = one_scale_per_row(self.floats(stem + SCALES), where)
-        refuse_zero_points(_in_order(self.array(stem + QZEROS)), OFFSET, where)
-        codes = _in_order(self.array(stem + QWEIGHT)).astype(np.int8) - np.int8(OFFSET)  # (K, N)
-        return pack_codes(codes.T), shared
+        zeros, words = self.array(stem + QZEROS), self.array(stem + QWEIGHT)
+        read = NAMED["awq"].matrix  # qzeros are packed as the weight is, with groups for columns
+        refuse_zero_points(read(zeros.view(np.uint8), entry.out_features, len(zeros)).T + OFFSET, OFFSET, where)
+        return pack_codes(read(words.view(np.uint8), entry.out_features, entry.in_features)), shared
 
     def _check_config(self) -> None:
         config = quantization_config(self.path)
@@ -74,9 +72,3 @@ class AwqFile(Checkpoint):
             raise ContainerError(
                 f"{self.path}: its config says version {version!r:.40}, {bits!r:.40} bits, expected gemm with 4"
             )
-
-
-def _in_order(words: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return the nibbles of int32 (R, C) words in the order of the rows that they stand for: uint8 (R, C * 8)."""
-    nibbles = word_nibbles(words).reshape(*words.shape, _WORD)
-    return nibbles[..., np.argsort(ORDER)].reshape(len(words), -1)

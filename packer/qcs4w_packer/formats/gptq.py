@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from ..errors import ContainerError, LossyError
 from ..metadata import PackedEntry
 from ..nibbles import OFFSET, pack_codes
+from ..readings import NAMED
 from .checkpoint import SCALE_DTYPES, Checkpoint, quantization_config
 from .low_first import word_nibbles
 from .one_scale import one_scale_per_row, refuse_zero_points
@@ -73,10 +74,8 @@ class GptqFile(Checkpoint):
             )
         shared = one_scale_per_row(self.floats(stem + SCALES), where)
         self._refuse_asymmetry(word_nibbles(self.array(stem + QZEROS))[:, : entry.out_features], where)
-        qweight = self.array(stem + QWEIGHT)  # (K / 8, N)
-        nibbles = word_nibbles(qweight.reshape(-1, 1)).reshape(*qweight.shape, _WORD)  # (K / 8, N, 8)
-        codes = nibbles.transpose(1, 0, 2).reshape(entry.out_features, -1)[:, : entry.in_features]  # (N, K)
-        return pack_codes(codes.astype(np.int8) - np.int8(OFFSET)), shared
+        words = self.array(stem + QWEIGHT).view(np.uint8)
+        return pack_codes(NAMED["gptq"].matrix(words, entry.out_features, entry.in_features)), shared
 
     def _refuse_asymmetry(self, stored: NDArray[np.uint8], where: str) -> None:
         version, why = self.version, "its config says so"
