@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from .blob_file import Blob
 from .errors import LossyError, SelectionError, UsageError
-from .formats.detect import checkpoint_file, foreign_opener
 from .formats.targets import SCALE_DTYPES, TARGETS, Put, Request, Target
 from .metadata import PackedEntry
 from .nibbles import pack_codes, wrong_pad_rows
@@ -160,23 +159,19 @@ def convert_file(
 
 
 def open_for_conversion(path: Path, blob: Blob | None = None) -> PackedFile:
-    """Open a file of packed linears, or the one in a checkpoint's folder.
+    """Open what can be converted.
 
     Raises:
         SelectionError: it holds floats, which `pack` quantizes.
         Qcs4wError: as readers do.
     """
-    if blob is not None:
-        return open_packed(path, blob)
-    if path.is_dir() and foreign_opener(path) is None:
-        path = checkpoint_file(path)
-    if path.suffix.lower() in _FLOAT_SUFFIXES:
+    if blob is None and path.suffix.lower() in _FLOAT_SUFFIXES:
         with open_source(path):
             raise SelectionError(
                 f"{path}: holds floats, nothing packed that describes itself",
-                hint=f"qcs4w pack {path} -o OUT.safetensors",
+                hint=f"quantize it: qcs4w pack {path} -o OUT.safetensors; raw packed bytes need --shape",
             )
-    return open_packed(path)
+    return open_packed(path, blob)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from .blob_file import Blob, BlobFile
 from .container import Container, is_container_like
-from .formats.detect import foreign_opener
+from .formats.detect import checkpoint_file, foreign_opener, safetensors_files
 from .packed_file import PackedFile
 
 
@@ -13,7 +13,8 @@ def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, stric
     """Open a file of packed linears; their bytes are read when they are asked for.
 
     Args:
-        path: a qcs4w container, a file of another tool whose layout is known, or any file with `blob`.
+        path: a qcs4w container, a file of another tool whose layout is known, the folder of a checkpoint in one file,
+            or any file with `blob`.
         blob: what the user knows of bytes that nothing describes.
         strict: refuse what a reader must refuse; else remember it in `problems` (containers only).
 
@@ -24,6 +25,8 @@ def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, stric
     path = Path(path)
     if blob is not None:
         return BlobFile(path, blob)
+    if path.is_dir() and foreign_opener(path) is None:
+        path = checkpoint_file(path)
     opener = foreign_opener(path)
     return Container(path, strict=strict) if opener is None else opener(path)
 
@@ -35,6 +38,9 @@ def is_packed_file(path: str | os.PathLike[str]) -> bool:
         SourceError: a safetensors file that is not sound.
     """
     path = Path(path)
+    if path.is_dir() and foreign_opener(path) is None:
+        files = safetensors_files(path)
+        return len(files) == 1 and is_packed_file(files[0])
     if foreign_opener(path) is not None:
         return True
     return path.suffix.lower() == ".safetensors" and is_container_like(path)

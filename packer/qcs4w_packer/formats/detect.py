@@ -58,9 +58,14 @@ def checkpoint_file(folder: Path) -> Path:
     Raises:
         ContainerError: there is none, or there are several.
     """
-    files = sorted(folder.glob("*.safetensors"))
+    files = safetensors_files(folder)
     if len(files) != 1:
         raise ContainerError(
             f"{folder}: has {len(files)} .safetensors files, expected one", hint="name one of them; the config is read"
         )
     return files[0]
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of a folder, by name."""
+    return sorted(folder.glob("*.safetensors"))

@@ -111,6 +111,8 @@ class MatMulNBitsFile(PackedFile):
         return self._read(name, (np.float32, np.float16), entry.out_features).astype(np.float32)
 
     def _add(self, node: Any) -> None:
+        if not all(isinstance(name, str) for name in (node.name, *node.input)):  # bytes where they are no UTF-8
+            raise SourceError(f"{self.path}: node {node.name!r:.100} has names that are not valid Unicode")
         attributes = {attribute.name: attribute.i for attribute in node.attribute}
         inputs = {role: name for role, name in zip(_INPUTS, node.input, strict=False) if name and role != "A"}
         weight = inputs.get("B", "")
@@ -164,6 +166,8 @@ class MatMulNBitsFile(PackedFile):
         said = {item.key: item.value for item in tensor.external_data}
         location, offset = said.get("location", ""), said.get("offset", "0")
         folder = Path(os.path.realpath(self.path.parent))
+        if not isinstance(location, str) or not isinstance(offset, str):
+            raise SourceError(f"{self.path}: initialiser '{tensor.name}' lies at a place that is not valid Unicode")
         target = Path(os.path.realpath(folder / location))
         if not location or not target.is_relative_to(folder) or not (offset.isascii() and offset.isdecimal()):
             raise SourceError(
