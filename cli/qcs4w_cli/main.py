@@ -28,7 +28,7 @@ COMMANDS = {
     "diff": "Tell where two packed files differ.",
     "check": "Check what another runtime will refuse.",
     "vectors": "Write test vectors for kernels in any language.",
-    "convert": "Write packed linears in another tool's layout, or read them from one.",
+    "convert": "Read and write the 4-bit layouts of other tools.",
     "devices": "List the WebGPU adapters of this machine.",
 }
 
