@@ -176,7 +176,7 @@ def test_a_dry_run_writes_nothing(packed: Path, tmp_path: Path, qcs4w: CommandLi
     [
         (["--to", "onnx", "-o", "out.safetensors"], "onnx is written to a .onnx file"),
         (["--to", "q4gsw", "-o", "out"], "-o out.safetensors"),
-        (["--to", "raw", "-o", "packed.safetensors", "--force"], "is not a folder"),
+        (["--to", "raw", "-o", "packed.safetensors", "--force"], "is there already, and no folder"),
         (["--to", "onnx", "-o", "o.onnx", "--block", "24"], "a power of two from 16"),
         (["--to", "onnx", "-o", "o.onnx", "--block", "8"], "a power of two from 16"),
         (["--to", "raw", "-o", "out", "--block", "32"], "are of an ONNX model"),
@@ -203,5 +203,35 @@ def test_nothing_is_replaced_without_force(packed: Path, tmp_path: Path, qcs4w: 
     assert "exists already" in qcs4w.refused(*arguments)
     assert qcs4w(*arguments, "--force").code == 0
     (tmp_path / "out" / "thesis.txt").write_text("precious")
-    assert "holds other files" in qcs4w.refused(*arguments, "--force")
+    assert "holds more than what was written here before" in qcs4w.refused(*arguments, "--force")
     assert (tmp_path / "out" / "thesis.txt").read_text() == "precious"
+
+
+def test_the_folder_being_read_is_never_the_output(packed: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Not even by force, and not when it is named by its own file."""
+    folder = tmp_path / "out"
+    qcs4w("convert", packed, "--to", "compressed-tensors", "-o", folder)
+    before = (folder / "model.safetensors").read_bytes()
+    arguments = ["--to", "compressed-tensors", "-o", folder, "--force"]
+    for source in (folder, folder / "model.safetensors"):
+        assert "sources are never changed" in qcs4w.refused("convert", source, *arguments)
+    assert (folder / "model.safetensors").read_bytes() == before
+
+
+def test_a_container_stays_one_whatever_it_carries(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Tensors of another tool's packing, carried along in a container, do not make it another file."""
+    path = foreign.gptq(tmp_path / "g.safetensors", np.zeros((8, 16), int))
+    theirs = load_file(path)
+    save_file({**theirs, "fc2.weight": np.ones((2, 4), np.float32)}, tmp_path / "mixed.safetensors")
+    qcs4w("pack", tmp_path / "mixed.safetensors", "-o", tmp_path / "p.safetensors", "--tensor", "fc2.weight")
+    assert qcs4w("convert", tmp_path / "p.safetensors", "-n", "--json").document["from"] == "qcs4w"
+
+
+def test_damage_is_found_before_it_is_converted(packed: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """A container whose digest does not match is refused, and nothing is written."""
+    data = bytearray(packed.read_bytes())
+    data[-5] ^= 1
+    packed.write_bytes(data)
+    error = qcs4w.refused("convert", packed, "--to", "raw", "-o", tmp_path / "out")
+    assert "sha256" in error
+    assert os.listdir(tmp_path) == [packed.name]

@@ -22,7 +22,7 @@ from qcs4w_packer import (
 )
 from qcs4w_packer.convert import ConvertOptions, convert_file
 from qcs4w_packer.formats import compressed_tensors, matmul_nbits, q4gsw
-from qcs4w_packer.formats.targets import TARGETS, OnnxTarget
+from qcs4w_packer.formats.outputs import TARGETS, OnnxTarget
 from qcs4w_packer.metadata import PackedEntry
 
 OUTPUTS = {target: "out.onnx" if target == "onnx" else "out.safetensors" for target in TARGETS}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from .blob_file import Blob
 from .errors import LossyError, SelectionError, UsageError
-from .formats.targets import SCALE_DTYPES, TARGETS, Put, Request, Target
+from .formats.outputs import SCALE_DTYPES, TARGETS, Put, Request, Target
 from .metadata import PackedEntry
 from .nibbles import pack_codes, wrong_pad_rows
 from .packed import PackedLinear

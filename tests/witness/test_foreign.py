@@ -153,7 +153,7 @@ def test_onnxruntime_reads_tensors_beside_the_model(
     tmp_path: Path, container: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file of external data that we write is one that ONNX Runtime maps."""
-    monkeypatch.setattr("qcs4w_packer.formats.targets.OnnxTarget.inline_nbytes", 0)
+    monkeypatch.setattr("qcs4w_packer.formats.outputs.OnnxTarget.inline_nbytes", 0)
     weight = linear(17, 100)
     convert_file(container(weight), tmp_path / "m.onnx", to="onnx")
     onnx.checker.check_model(str(tmp_path / "m.onnx"))
