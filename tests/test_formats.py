@@ -413,3 +413,25 @@ def test_damaged_files_give_one_error_or_an_answer(tmp_path: Path, kind: str, rn
             except Qcs4wError:
                 refused += 1
     assert refused > 50
+
+
+def test_a_pad_nibble_that_is_not_the_code_0_is_mended_and_said(tmp_path: Path) -> None:
+    """A row `90 F0`, padded after the shift, has its codes in the target, and `90 F8` on the way back."""
+    save_container(
+        tmp_path / "c.safetensors", {"fc.weight": PackedLinear(np.uint8([[0x90, 0xF0]]), np.float32([1]), 3)}
+    )
+    report = convert_file(tmp_path / "c.safetensors", tmp_path / "q.safetensors", to="q4gsw")
+    assert report.notes == ("tensor 'fc.weight': the pad nibble of 1 rows was not the code 0, and is now",)
+    assert read(tmp_path / "q.safetensors").packed.tolist() == [[0x90, 0xF8]]
+
+
+def test_a_failure_in_the_middle_leaves_the_old_output(tmp_path: Path) -> None:
+    """The second of two weights cannot be converted: the output is as it was, and no part is left."""
+    good, bad = linear(ALL_CODES, np.float32([1])), linear(ALL_CODES, np.float32([1e6]))
+    save_container(tmp_path / "c.safetensors", {"a.weight": good, "b.weight": bad})
+    (tmp_path / "m.onnx").write_bytes(b"old")
+    for target, output in (("onnx", tmp_path / "m.onnx"), ("compressed-tensors", tmp_path / "ct")):
+        with pytest.raises(LossyError, match=r"tensor 'b\.weight': the scale of row 0, 1e\+06, is beyond f16"):
+            convert_file(tmp_path / "c.safetensors", output, to=target, options=ConvertOptions("f16"), force=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["c.safetensors", "m.onnx"]
+    assert (tmp_path / "m.onnx").read_bytes() == b"old"

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..nibbles import EVEN_LOW, pack_codes, unpack_codes, unpack_nibbles
+from ..nibbles import EVEN_LOW, pack_codes, packed_width, recode_table, unpack_codes, unpack_nibbles
 
 
 def to_low_first(packed: NDArray[np.uint8], in_features: int, *, multiple: int, pad_code: int = 0) -> NDArray[np.uint8]:
@@ -20,11 +20,13 @@ def to_low_first(packed: NDArray[np.uint8], in_features: int, *, multiple: int, 
     Returns:
         uint8, shape (N, ceil(K / multiple) * multiple / 2), C order.
     """
-    codes = unpack_codes(packed, in_features)
-    missing = -in_features % multiple
-    if missing:
-        codes = np.pad(codes, ((0, 0), (0, missing)), constant_values=pad_code)
-    return np.ascontiguousarray(pack_codes(codes, EVEN_LOW))
+    fill = pack_codes(np.full((1, 2), pad_code, np.int8), EVEN_LOW)
+    stored = np.repeat(np.repeat(fill, len(packed), axis=0), -(-in_features // multiple) * multiple // 2, axis=1)
+    stored[:, : packed.shape[1]] = recode_table(EVEN_LOW)[packed]
+    if in_features % 2:  # the byte that the last column shares with a pad
+        last = np.pad(unpack_codes(packed[:, -1:], 1), ((0, 0), (0, 1)), constant_values=pad_code)
+        stored[:, packed.shape[1] - 1] = pack_codes(last, EVEN_LOW)[:, 0]
+    return stored
 
 
 def from_low_first(stored: NDArray[np.uint8], in_features: int) -> NDArray[np.uint8]:
@@ -37,7 +39,11 @@ def from_low_first(stored: NDArray[np.uint8], in_features: int) -> NDArray[np.ui
     Returns:
         uint8, shape (N, ceil(K / 2)).
     """
-    return pack_codes(unpack_codes(stored, in_features, EVEN_LOW))
+    width = packed_width(in_features)
+    packed = recode_table(EVEN_LOW)[stored[:, :width]]  # swapping the nibbles of a byte is its own inverse
+    if in_features % 2:
+        packed[:, -1:] = pack_codes(unpack_codes(stored[:, width - 1 : width], 1, EVEN_LOW))
+    return packed
 
 
 def word_nibbles(words: NDArray[Any]) -> NDArray[np.uint8]:
