@@ -1,6 +1,8 @@
-"""Shapes and weights that every kernel has to get right."""
+"""Shapes and weights that every kernel has to get right, and the device that they run on."""
 
+import os
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,18 @@ WEBGPU_LIMITS = {
     "max-compute-workgroup-size-z": 64,
     "max-compute-workgroups-per-dimension": 65535,
 }
+
+
+#: Which engine and which limits the tests run with: "wgpu" or "dawn"; all that the adapter has, or "default".
+ENGINE = os.environ.get("QCS4W_ENGINE", "wgpu")
+LIMITS = os.environ.get("QCS4W_LIMITS", "adapter")
+
+
+def open_gpu(**given: Any) -> Gpu:
+    """Open a device as the environment asks: QCS4W_LIMITS=default has WebGPU's default limits and no feature at all."""
+    if LIMITS == "default":
+        given = {"limits": WEBGPU_LIMITS, "features": ()} | given
+    return Gpu(**{"engine": ENGINE} | given)
 
 
 def shapes() -> Iterator[tuple[int, int]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import open_gpu
 from command_line import CommandLine
 from safetensors.numpy import load_file, save_file
 
@@ -27,7 +28,7 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def gpu() -> Iterator[Gpu]:
     """One device for all tests. Without an adapter they skip, or fail where QCS4W_REQUIRE_ADAPTER is set."""
     try:
-        device = Gpu()
+        device = open_gpu()
     except NoAdapterError as error:
         if os.environ.get("QCS4W_REQUIRE_ADAPTER"):
             pytest.fail(f"no WebGPU adapter, and QCS4W_REQUIRE_ADAPTER is set: {error}")

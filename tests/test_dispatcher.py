@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import WEBGPU_LIMITS, edited
+from cases import ENGINE, WEBGPU_LIMITS, edited, open_gpu
 
 from qcs4w_gpu import (
     LINEAR_KERNELS,
@@ -41,11 +41,12 @@ def mutant(old: str, new: str, name: str = "mutant") -> Kernel:
     return parse_kernel(name, edited(NAIVE, (old, new)))
 
 
+# What is wrong with a kernel, and what naga or Tint says of it.
 BROKEN = {
-    "syntax": ("var sum = 0.0;", "var sum = = 0.0;", "expected expression"),
-    "type": ("var sum = 0.0;", "var sum = 0u;", "type"),
-    "unknown name": ("var sum = 0.0;", "var sum = device_lost;", "no definition"),
-    "store to a read-only buffer": ("var sum = 0.0;", "x[0] = 1.0; var sum = 0.0;", "not permitted"),
+    "syntax": ("var sum = 0.0;", "var sum = = 0.0;", "expected expression|missing initializer"),
+    "type": ("var sum = 0.0;", "var sum = 0u;", "type|no matching overload"),
+    "unknown name": ("var sum = 0.0;", "var sum = device_lost;", "no definition|unresolved"),
+    "store to a read-only buffer": ("var sum = 0.0;", "x[0] = 1.0; var sum = 0.0;", "not permitted|cannot store"),
     "feature not asked for": ("var sum = 0.0;", "var sum = f32(f16(0.0));", "f16"),
     "garbage": ("struct Params", "☃ struct Params", "☃|expected"),
 }
@@ -68,7 +69,7 @@ def test_a_kernel_that_does_not_compile_is_an_error(
 def test_the_same_error_is_reported_each_time(gpu: Gpu, buffers: dict[int, Buffer]) -> None:
     """A broken kernel is an error at every try; an implementation that goes silent after ten would hide it."""
     for _ in range(15):
-        with pytest.raises(KernelError, match="expected expression"):
+        with pytest.raises(KernelError, match=BROKEN["syntax"][2]):
             gpu.dispatch(mutant(*BROKEN["syntax"][:2]), buffers, ONE, (1, 1))
 
 
@@ -110,7 +111,7 @@ def test_a_grid_beyond_the_limit_is_an_error(gpu: Gpu, buffers: dict[int, Buffer
 
 def test_one_buffer_for_reading_and_writing_is_an_error(gpu: Gpu, buffers: dict[int, Buffer]) -> None:
     """The same buffer as output and input is refused by the implementation, and reported."""
-    with pytest.raises(GpuError, match="conflicting usages"):
+    with pytest.raises(GpuError, match=r"conflicting usages|writable usage and another"):
         gpu.dispatch(shipped_kernel("linear_naive"), buffers | {1: buffers[0]}, ONE, (1, 1))
 
 
@@ -140,7 +141,7 @@ def test_the_clock_is_positive_or_missing(gpu: Gpu, buffers: dict[int, Buffer]) 
     """A time is a positive number of milliseconds, or None; it grows with the work."""
     times = [gpu.dispatch(shipped_kernel("linear_naive"), buffers, ONE, (1, 1)) for _ in range(20)]
     assert all(time is None or 0 < time < 10_000 for time in times)
-    if "timestamp-query" not in gpu.adapter.features:
+    if "timestamp-query" not in gpu.features:
         assert times == [None] * 20
         return
     large = {"M": 64, "N": 64, "K": 4096, "K_packed": 2048}
@@ -153,7 +154,7 @@ def test_the_clock_is_positive_or_missing(gpu: Gpu, buffers: dict[int, Buffer]) 
 def test_a_device_without_a_clock_runs(buffers: dict[int, Buffer], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without timestamps a dispatch gives no time, and still waits for its result."""
     monkeypatch.setattr("qcs4w_gpu.dispatcher._USEFUL_FEATURES", ())
-    with Gpu() as plain:
+    with open_gpu() as plain:
         out = plain.upload(np.arange(3, dtype=np.float32))
         bias = plain.upload(np.ones(3, np.float32))
         sizes = {"M": 1, "N": 3, "K": 1, "K_packed": 1}
@@ -229,7 +230,7 @@ def test_freed_buffers_are_refused(gpu: Gpu, buffers: dict[int, Buffer]) -> None
 
 def test_buffers_of_another_device_are_refused(gpu: Gpu, buffers: dict[int, Buffer]) -> None:
     """A buffer is an error on any device but its own; the implementation would end the process."""
-    with Gpu() as other:
+    with open_gpu() as other:
         strange = other.empty(4, label="strange")
         with pytest.raises(GpuError, match="strange belongs to another device"):
             gpu.read(strange)
@@ -239,7 +240,7 @@ def test_buffers_of_another_device_are_refused(gpu: Gpu, buffers: dict[int, Buff
 
 def test_a_closed_device_refuses_everything(gpu: Gpu) -> None:
     """After close each call is an error that says so; other devices are not disturbed."""
-    with Gpu() as closed:
+    with open_gpu() as closed:
         buffer = closed.empty(4)
     closed.close()
     for use in (
@@ -269,7 +270,7 @@ def test_a_late_report_is_not_ignored(gpu: Gpu) -> None:
     """An error that the implementation only logs is raised by the next call, once."""
     import logging
 
-    logging.getLogger("wgpu").error("Validation Error: something happened")
+    logging.getLogger({"dawn": "wgpudawn"}.get(ENGINE, ENGINE)).error("Validation Error: something happened")
     with pytest.raises(GpuError, match="something happened"):
         gpu.finish()
     gpu.finish()
@@ -279,12 +280,12 @@ def test_a_late_report_is_not_ignored(gpu: Gpu) -> None:
 def test_limits_beyond_the_adapter_are_refused(limits: dict[str, int]) -> None:
     """Asking for more than the adapter has is an error with the driver's words."""
     with pytest.raises(GpuError, match="opening the device on"):
-        Gpu(limits=limits)
+        open_gpu(limits=limits)
 
 
 def test_no_kernel_needs_more_than_default_limits() -> None:
     """Every shipped kernel compiles on a device with WebGPU's default limits."""
-    with Gpu(limits=WEBGPU_LIMITS) as small:
+    with open_gpu(limits=WEBGPU_LIMITS) as small:
         for name in (*LINEAR_KERNELS, "bias_add", "probe_rounding"):
             kernel = shipped_kernel(name)
             made = {index: small.empty(64) for index in kernel.bindings if index != 4}

@@ -11,6 +11,7 @@ from cases import (
     WEBGPU_LIMITS,
     edited,
     exact_case,
+    open_gpu,
     packed_of,
     random_codes,
     run_with_limits,
@@ -54,8 +55,8 @@ FOLDED_SHAPES = (
 
 @pytest.fixture(scope="module")
 def default_gpu() -> Iterator[Gpu]:
-    """A device with no more than WebGPU's default limits."""
-    with Gpu(limits=WEBGPU_LIMITS) as device:
+    """A device with no more than WebGPU's default limits, and no feature."""
+    with open_gpu(limits=WEBGPU_LIMITS, features=()) as device:
         yield device
 
 

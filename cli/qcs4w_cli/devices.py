@@ -7,7 +7,7 @@ from .main import COMMANDS
 from .options import adapter_options, common_options
 from .report import LIMITS, Table, full_adapter_document, size
 
-FEATURES = ("timestamp-query", "shader-f16", "subgroup")
+FEATURES = ("timestamp-query", "shader-f16", "subgroups")
 
 
 @click.command("devices", short_help=COMMANDS["devices"])

@@ -6,7 +6,7 @@ Knows neither the command line nor the terminal. Public names are listed here on
 from .causes import Cause
 from .device import Adapter, choose_adapter, list_adapters
 from .dispatcher import Gpu
-from .errors import DeviceLostError, DomainError, GpuError, KernelError, LimitError, NoAdapterError
+from .errors import DeviceLostError, DomainError, GpuError, KernelError, LimitError, MissingEngineError, NoAdapterError
 from .judge import Comparison, compare, oracle, reference
 from .kernel import LINEAR_KERNELS, Kernel, parse_kernel, read_kernel, shipped_kernel
 from .linear import Linear, Run, Timing
@@ -28,6 +28,7 @@ __all__ = [
     "KernelError",
     "LimitError",
     "Linear",
+    "MissingEngineError",
     "NoAdapterError",
     "Plan",
     "Run",

@@ -7,7 +7,7 @@ from typing import Any
 from . import webgpu
 from .errors import NoAdapterError
 
-# A real GPU before a software one. The words are wgpu's.
+# A real GPU before a software one. The words are wgpu-py's.
 _KINDS = {
     "DiscreteGPU": "discrete GPU",
     "IntegratedGPU": "integrated GPU",
@@ -18,6 +18,10 @@ _KINDS = {
 _INSTALL_HINT = (
     "install a Vulkan driver: your GPU vendor's, or Mesa's software driver: "
     "'apt-get install mesa-vulkan-drivers' (Debian, Ubuntu), 'dnf install mesa-vulkan-drivers' (Fedora)"
+)
+_REFUSED_HINT = (
+    "take --engine wgpu, or a driver that it does take: your GPU vendor's, a newer Mesa (Debian 12's is too old), or "
+    "SwiftShader, which comes with Chromium: VK_DRIVER_FILES=/usr/lib/chromium/vk_swiftshader_icd.json"
 )
 
 
@@ -33,6 +37,7 @@ class Adapter:
         driver: the driver's own words.
         limits: by WebGPU's names with dashes.
         features: WebGPU's names.
+        engine: the implementation that found it.
         handle: the implementation's own object.
     """
 
@@ -44,6 +49,7 @@ class Adapter:
     limits: dict[str, int] = field(repr=False)
     features: frozenset[str] = field(repr=False)
     handle: Any = field(repr=False, compare=False, default=None)
+    engine: str = webgpu.DEFAULT_ENGINE
 
     @property
     def is_software(self) -> bool:
@@ -54,29 +60,42 @@ class Adapter:
         return f"{self.name} ({self.kind}, {self.backend}, {self.driver or 'unknown driver'})"
 
 
-def list_adapters() -> list[Adapter]:
-    """Return every adapter that the WebGPU implementation finds, in its order."""
+def list_adapters(engine: str = webgpu.DEFAULT_ENGINE) -> list[Adapter]:
+    """Return every adapter that a WebGPU implementation finds, in its order.
+
+    Raises:
+        MissingEngineError: the implementation is not installed.
+        NoAdapterError: looking for adapters failed.
+    """
+    found_by = webgpu.engine(engine)
     try:
-        found = webgpu.engine().gpu.enumerate_adapters_sync()
-    except webgpu.call_errors() as error:
+        found = found_by.adapters()
+    except found_by.call_errors() as error:
         raise NoAdapterError(f"looking for WebGPU adapters failed: {error}", hint=_INSTALL_HINT) from None
-    return [
-        Adapter(
-            index=index,
-            name=handle.info["device"],
-            kind=_KINDS.get(handle.info["adapter_type"], "unknown"),
-            backend=handle.info["backend_type"],
-            driver=handle.info["description"],
-            limits=dict(handle.limits),
-            features=frozenset(handle.features),
-            handle=handle,
-        )
-        for index, handle in enumerate(found)
-    ]
+    return [describe_adapter(found_by, index, handle) for index, handle in enumerate(found)]
+
+
+def describe_adapter(engine: webgpu.Engine, index: int, handle: Any) -> Adapter:
+    """Return what there is to know of an implementation's adapter object."""
+    return Adapter(
+        index=index,
+        name=handle.info["device"],
+        kind=_KINDS.get(handle.info["adapter_type"], "unknown"),
+        backend=handle.info["backend_type"],
+        driver=handle.info["description"],
+        limits=dict(handle.limits),
+        features=engine.webgpu_features(handle.features),
+        handle=handle,
+        engine=engine.name,
+    )
 
 
 def choose_adapter(
-    adapters: Sequence[Adapter], wanted: str | None = None, *, require_gpu: bool = False
+    adapters: Sequence[Adapter],
+    wanted: str | None = None,
+    *,
+    require_gpu: bool = False,
+    refused: Sequence[str] = (),
 ) -> tuple[Adapter, str]:
     """Choose an adapter.
 
@@ -84,6 +103,7 @@ def choose_adapter(
         adapters: what there is.
         wanted: an index or a part of a name; None leaves the choice to us.
         require_gpu: refuse a software adapter.
+        refused: why the implementation did not take others, in its own words.
 
     Returns:
         The adapter, and why it was taken, for people.
@@ -91,6 +111,8 @@ def choose_adapter(
     Raises:
         NoAdapterError: there is none, none of that name, or only a software one where a GPU is required.
     """
+    if not adapters and refused:
+        raise NoAdapterError(f"there is a driver, but the engine refuses it: {'; '.join(refused)}", hint=_REFUSED_HINT)
     if not adapters:
         raise NoAdapterError("there is no WebGPU adapter on this machine", hint=_INSTALL_HINT)
     listed = "; ".join(f"{a.index}: {a.name} ({a.kind})" for a in adapters)

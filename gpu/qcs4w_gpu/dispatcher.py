@@ -5,7 +5,8 @@ import math
 import re
 import struct
 import time
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +16,18 @@ from numpy.typing import NDArray
 from qcs4w_packer.closing import Closing
 
 from . import webgpu
-from .device import choose_adapter, list_adapters
+from .device import Adapter, choose_adapter, list_adapters
 from .errors import DeviceLostError, GpuError, KernelError, LimitError
 from .kernel import PARAMS_BINDING, Kernel
 
-_USEFUL_FEATURES = ("timestamp-query",)
+# Asked for where the adapter has them: a clock, and what a kernel may enable.
+_USEFUL_FEATURES = ("timestamp-query", "shader-f16", "subgroups")
 # One large write measured at half the speed of 32 MiB pieces.
 _UPLOAD_BYTES = 32 << 20
 
 
-# The words of wgpu and of its drivers; a bare "lost" may stand in the text of a kernel that does not compile.
-_LOST = re.compile(r"\bdevice (?:is |was )?lost\b", re.IGNORECASE)
+# The words of wgpu, Dawn and their drivers; a bare "lost" may stand in the text of a kernel that does not compile.
+_LOST = re.compile(r"\bdevice\]? (?:is |was )?lost\b", re.IGNORECASE)
 
 
 @dataclass(eq=False)
@@ -48,47 +50,61 @@ class Gpu(Closing):
     """A WebGPU device. Use it as a context manager.
 
     Attributes:
+        engine: the WebGPU implementation, of which `version` is its name and version.
         adapter: where it runs.
         reason: why that adapter was taken, for people.
         limits: of the device, by WebGPU's names with dashes.
+        features: of the device, by WebGPU's names.
 
     Args:
-        adapter: an index or a part of a name; by default a real GPU before a software one.
+        adapter: an index or a part of a name, or one of `list_adapters`; by default a real GPU before a software one.
+        engine: "wgpu" or "dawn"; an adapter of `list_adapters` knows its own.
         require_gpu: refuse a software adapter.
         limits: ask for these limits only, in place of all that the adapter has.
+        features: ask for these features only, in place of all useful ones that the adapter has.
 
     Raises:
+        MissingEngineError: the engine is not installed.
         NoAdapterError: there is no adapter that fits.
         GpuError: the driver refuses a device.
     """
 
     def __init__(
         self,
-        adapter: str | None = None,
+        adapter: str | Adapter | None = None,
         *,
+        engine: str = webgpu.DEFAULT_ENGINE,
         require_gpu: bool = False,
         limits: Mapping[str, int] | None = None,
+        features: Collection[str] | None = None,
     ):
         self._closed = False
-        self.adapter, self.reason = choose_adapter(list_adapters(), adapter, require_gpu=require_gpu)
+        self.engine = webgpu.engine(adapter.engine if isinstance(adapter, Adapter) else engine)
+        offered, wanted = ([adapter], None) if isinstance(adapter, Adapter) else (list_adapters(engine), adapter)
+        self.adapter, self.reason = choose_adapter(
+            offered, wanted, require_gpu=require_gpu, refused=self.engine.refused
+        )
+        if features is None:
+            features = [name for name in _USEFUL_FEATURES if name in self.adapter.features]
         with self._reporting("opening the device"):
             self._device = self.adapter.handle.request_device_sync(
-                required_features=[f for f in _USEFUL_FEATURES if f in self.adapter.features],
+                required_features=self.engine.own_features(features),
                 required_limits=dict(limits if limits is not None else _askable(self.adapter.limits)),
             )
         self.limits: dict[str, int] = dict(self._device.limits)
-        self._flags = webgpu.engine().BufferUsage
+        self.features = self.engine.webgpu_features(self._device.features)
+        self._flags = self.engine.api.BufferUsage
         self._pipelines: dict[str, tuple[Any, Any]] = {}
         self._fence = self._device.create_buffer(size=4, usage=self._flags.COPY_SRC)
         self._clock: tuple[Any, Any, float] | None = None
         # The driver sets itself up at the first use, which is no part of anybody's upload.
         self.upload(np.zeros(1, np.float32)).close()
         self.finish()
-        if "timestamp-query" in self._device.features:
+        if "timestamp-query" in self.features:
             self._clock = (
                 self._device.create_query_set(type="timestamp", count=2),
                 self._device.create_buffer(size=16, usage=self._flags.QUERY_RESOLVE | self._flags.COPY_SRC),
-                webgpu.timestamp_period_ns(self._device.queue),
+                self.engine.timestamp_period_ns(self._device.queue),
             )
 
     def close(self) -> None:
@@ -171,10 +187,9 @@ class Gpu(Closing):
         bound = {index: (self._handle(buffer), buffer.nbytes) for index, buffer in buffers.items()}
         pipeline, layout = self._pipeline(kernel)
         with self._reporting(where):
-            params = self._device.create_buffer_with_data(
-                data=struct.pack("<4I", *(sizes[name] for name in ("M", "N", "K", "K_packed"))),
-                usage=self._flags.UNIFORM,
-            )
+            params = self._device.create_buffer(size=16, usage=self._flags.UNIFORM | self._flags.COPY_DST)
+            words = struct.pack("<4I", *(sizes[name] for name in ("M", "N", "K", "K_packed")))
+            self._device.queue.write_buffer(params, 0, words)  # wgpudawn maps buffers of a lost device, and crashes
             bound[PARAMS_BINDING] = (params, 16)
             group = self._device.create_bind_group(
                 layout=layout,
@@ -205,17 +220,25 @@ class Gpu(Closing):
             begin, end = np.frombuffer(self._device.queue.read_buffer(self._clock[1]), np.uint64)
             return float(int(end) - int(begin)) * self._clock[2] / 1e6 if end > begin else None
 
+    def compile(self, kernel: Kernel) -> None:
+        """Compile a kernel, as its first dispatch would.
+
+        Raises:
+            KernelError: it does not compile, or asks for more than the device has.
+        """
+        self._pipeline(kernel)
+
     def _pipeline(self, kernel: Kernel) -> tuple[Any, Any]:
         """Return a kernel's pipeline and layout, made once per kernel text."""
         if kernel.source not in self._pipelines:
-            self._check_workgroup(kernel)
+            self._check_needs(kernel)
             with self._reporting(f"kernel '{kernel.name}' does not compile", KernelError):
-                module = self._device.create_shader_module(label=kernel.name, code=kernel.source)
+                module = self._device.create_shader_module(label=kernel.name, code=self.engine.own_wgsl(kernel.source))
                 layout = self._device.create_bind_group_layout(
                     entries=[
                         {
                             "binding": index,
-                            "visibility": webgpu.engine().ShaderStage.COMPUTE,
+                            "visibility": self.engine.api.ShaderStage.COMPUTE,
                             "buffer": {"type": kind},
                         }
                         for index, kind in kernel.bindings.items()
@@ -228,8 +251,13 @@ class Gpu(Closing):
             self._pipelines[kernel.source] = (pipeline, layout)
         return self._pipelines[kernel.source]
 
-    def _check_workgroup(self, kernel: Kernel) -> None:
-        """Refuse what the device cannot hold; the implementation does not check workgroup memory."""
+    def _check_needs(self, kernel: Kernel) -> None:
+        """Refuse what the device has not; wgpu checks no workgroup memory, and names no missing feature."""
+        for feature in sorted(kernel.features - self.features):
+            raise KernelError(
+                f"kernel '{kernel.name}' needs the feature {feature}, which {self.adapter} does not have",
+                hint="qcs4w devices lists the features of each adapter",
+            )
         for limit, wanted in (
             ("max-compute-invocations-per-workgroup", math.prod(kernel.workgroup_size)),
             ("max-compute-workgroup-storage-size", kernel.workgroup_nbytes),
@@ -256,9 +284,12 @@ class Gpu(Closing):
         message = ""
         try:
             yield
-        except webgpu.call_errors() as error:
+        except self.engine.call_errors() as error:
             message = str(error) or type(error).__name__
-        reported = webgpu.take_reported()  # also what came between calls: an error may be late, but is never ignored
+            # wgpudawn's error and its frames hold each other; the collector that parts them crashes on their buffers.
+            traceback.clear_frames(error.__traceback__)
+        # Also what came between calls: an error may be late, but is never ignored.
+        reported = self.engine.take_reported()
         message = message or "\n".join(reported)
         if message:
             lost = bool(_LOST.search(message))

@@ -9,6 +9,12 @@ class GpuError(Qcs4wError):
     code = "gpu"
 
 
+class MissingEngineError(GpuError):
+    """Raised when a WebGPU implementation is asked for that is not installed."""
+
+    code = "no_engine"
+
+
 class NoAdapterError(GpuError):
     """Raised when there is no WebGPU adapter, or none that fits what was asked for."""
 

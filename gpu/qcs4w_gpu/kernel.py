@@ -32,6 +32,8 @@ _BINDING = re.compile(_ATTRIBUTES + r"var\s*<\s*(?P<space>\w+)\s*(?:,\s*(?P<acce
 _ENTRY = re.compile(_ATTRIBUTES + r"fn\s+(?P<name>\w+)")
 _CONSTANT = re.compile(r"\b(?:const|override)\s+(\w+)\s*(?::\s*u32\s*)?=\s*([^;]+);")
 _WORKGROUP_VARIABLE = re.compile(r"\bvar\s*<\s*workgroup\s*>\s*\w+\s*:\s*([^;]+);")
+# What a kernel enables by WGSL's name, as a feature by WebGPU's.
+_FEATURES = {"f16": "shader-f16", "subgroups": "subgroups"}
 _DIRECTIVE = re.compile(r"//!\s*(\w+)\s*=\s*(.+?)\s*")
 _DIRECTIVES = ("grid", "row_align")
 _LONGEST_EXPRESSION = 1000
@@ -56,6 +58,7 @@ class Kernel:
         constants: the file's u32 constants.
         grid: the `//! grid` expression.
         row_align: K_packed must be a multiple of this many bytes.
+        features: what its `enable` lines ask of the device, by WebGPU's names.
     """
 
     name: str
@@ -67,6 +70,7 @@ class Kernel:
     constants: Mapping[str, int]
     grid: str
     row_align: int
+    features: frozenset[str] = frozenset()
 
     def workgroups(self, sizes: Mapping[str, int]) -> int:
         """Return the number of workgroups for given M, N, K and K_packed.
@@ -146,6 +150,7 @@ def parse_kernel(name: str, source: str) -> Kernel:
         constants=constants,
         grid=directives["grid"],
         row_align=_evaluate_positive(directives.get("row_align", "1"), constants, f"{where}: row_align"),
+        features=_enabled(code),
     )
 
 
@@ -217,6 +222,13 @@ def _directives(comments: list[str], where: str) -> dict[str, str]:
             raise KernelError(f"{where} says '//! {parts[1]}' twice")
         said[parts[1]] = parts[2]
     return said
+
+
+def _enabled(code: str) -> frozenset[str]:
+    """Return the features that code enables; extensions that are none of WebGPU's are for the compiler to judge."""
+    directives = re.match(r"\s*(?:(?:enable|requires|diagnostic)\b[^;]*;\s*)*", code)
+    names = re.findall(r"\benable\s+([^;]*);", directives[0]) if directives else []
+    return frozenset(_FEATURES[name] for name in re.findall(r"\w+", ",".join(names)) if name in _FEATURES)
 
 
 def _module_scope(code: str) -> str:

@@ -1,38 +1,150 @@
-"""The one place that knows which WebGPU implementation is used. Nothing else imports it."""
+"""The one place that knows the WebGPU implementations. Nothing else imports one.
+
+Two are served, side by side in one process: wgpu (wgpu-native, whose WGSL compiler is naga) and dawn (Chrome's and
+ExecuTorch's, whose compiler is Tint). wgpudawn has wgpu-py's API, so that what differs fits into this module.
+"""
 
 import contextlib
 import logging
 import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import cache
+from importlib import import_module
 from typing import Any
 
-ENGINE = "wgpu"
+from .errors import MissingEngineError
+from .native_stderr import captured_stderr
 
-_reported: list[str] = []
+#: The engines by name, and the module and backend that each is.
+_MODULES = {"wgpu": ("wgpu", "wgpu_native"), "dawn": ("wgpudawn", "dawn")}
+ENGINES = tuple(_MODULES)
+DEFAULT_ENGINE = "wgpu"
+
+# wgpu-py's names for features, by WebGPU's own.
+_WGPU_FEATURES = {"subgroups": "subgroup"}
+# Dawn's words for an adapter that it will not take.
+_REFUSAL = re.compile(r"Warning: (.+)\n - While initializing adapter .*\n(?: .*\n)*\n?")
+_ENABLE = re.compile(r"^([ \t]*enable\b)([^;]*);", re.MULTILINE)
 
 
 class _Collect(logging.Handler):
-    """Keeps what the implementation reports outside of any call: validation errors, a lost device."""
+    """Keeps what an implementation reports outside of any call: validation errors, a lost device."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.messages: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno >= logging.ERROR:
-            _reported.append(record.getMessage())
+        self.messages.append(record.getMessage())
+
+
+@dataclass(frozen=True, eq=False)
+class Engine:
+    """One WebGPU implementation.
+
+    Attributes:
+        name: "wgpu" or "dawn".
+        api: its module, with wgpu-py's API.
+        version: its name and version.
+        refused: why it did not take an adapter that the machine has, in its own words; known once adapters are listed.
+    """
+
+    name: str
+    api: Any
+    version: str
+    _collected: _Collect
+    refused: list[str] = field(default_factory=list)
+
+    def adapters(self) -> list[Any]:
+        """Return the implementation's own adapter objects, in its order."""
+        if self.name != "dawn":
+            return list(self.api.gpu.enumerate_adapters_sync())
+        with captured_stderr() as printed:  # the only place where Dawn says why it refuses an adapter
+            found = list(self.api.gpu.enumerate_adapters_sync())
+        self.refused.extend(reason for reason in _REFUSAL.findall(printed.text) if reason not in self.refused)
+        printed.pass_on(_REFUSAL.sub("", printed.text))
+        return found
+
+    def call_errors(self) -> tuple[type[BaseException], ...]:
+        """Return the exceptions with which a call of the implementation may fail."""
+        return (self.api.GPUError, self.api.GPUPipelineError, RuntimeError)
+
+    def take_reported(self) -> list[str]:
+        """Return what has been reported outside of calls since the last time, and forget it."""
+        taken = list(self._collected.messages)
+        self._collected.messages.clear()
+        return taken
+
+    def timestamp_period_ns(self, queue: Any) -> float:
+        """Return nanoseconds per tick of a timestamp query; wgpu hands out raw ticks, Dawn nanoseconds."""
+        if self.name == "dawn":
+            return 1.0
+        from wgpu.backends.wgpu_native._ffi import lib  # no public way in wgpu-py 0.32
+
+        return float(lib.wgpuQueueGetTimestampPeriod(queue._internal))
+
+    def webgpu_features(self, features: Iterable[str]) -> frozenset[str]:
+        """Return the features of an adapter or a device by WebGPU's names."""
+        ours = {theirs: ours for ours, theirs in _WGPU_FEATURES.items()} if self.name == "wgpu" else {}
+        return frozenset(ours.get(name, name) for name in features)
+
+    def own_features(self, features: Iterable[str]) -> list[str]:
+        """Return features by the names that the implementation asks for; wgpu-py ignores those it does not know."""
+        return [_WGPU_FEATURES.get(name, name) if self.name == "wgpu" else name for name in features]
+
+    def own_wgsl(self, source: str) -> str:
+        """Return a kernel's text as the implementation's compiler reads it.
+
+        naga does not know the line `enable subgroups;` though it has what that enables: there it becomes spaces, so
+        that line and column of an error stay right. Everything else is left as it is.
+        """
+        return _without_subgroups(source) if self.name == "wgpu" else source
 
 
 @cache
-def engine() -> Any:
-    """Import wgpu and set it up once."""
-    import wgpu
-    from wgpu.backends.wgpu_native import extras
+def engine(name: str = DEFAULT_ENGINE) -> Engine:
+    """Import an implementation and set it up once.
 
-    # OpenGL adapters double the Vulkan ones, hold less, and their loader prints to stderr.
+    Raises:
+        MissingEngineError: there is none of that name, or it is not installed.
+    """
+    if name not in _MODULES:
+        raise MissingEngineError(f"there is no engine '{name}'", hint=f"the engines are {', '.join(ENGINES)}")
+    module, backend = _MODULES[name]
     _quiet_mesa()
+    try:
+        api = import_module(module)
+        extras = import_module(f"{module}.backends.{backend}.extras")
+    except (ImportError, OSError) as error:  # OSError: its native library does not load on this machine
+        hint = "pip install 'qcs4w[dawn]'" if name == "dawn" else "pip install wgpu"
+        missing = isinstance(error, ModuleNotFoundError) and error.name == module
+        said = "is not installed" if missing else f"cannot be loaded: {error}"
+        raise MissingEngineError(f"the engine '{name}' {said}", hint=hint) from None
+    # OpenGL adapters double the Vulkan ones, hold less, and their loader prints to stderr.
+    given: dict[str, Any] = {"backends": ["Vulkan", "Metal"]}
+    if name == "dawn":
+        given["disable_toggles"] = ["timestamp_quantization"]  # to 0.1 ms: a page's protection from other pages
     with contextlib.suppress(RuntimeError):  # the program has an instance already: it is taken as it is
-        extras.set_instance_extras(backends=["Vulkan", "Metal"])
-    logger = logging.getLogger("wgpu")
-    logger.addHandler(_Collect())
+        extras.set_instance_extras(**given)
+    logger = logging.getLogger(module)
+    collected = _Collect()
+    logger.addHandler(collected)
     logger.propagate = False
-    return wgpu
+    return Engine(name, api, f"{name} {api.__version__}", collected)
+
+
+def _without_subgroups(source: str) -> str:
+    def rewritten(line: re.Match[str]) -> str:
+        names = [part.strip() for part in line[2].split(",") if part.strip()]
+        kept = [name for name in names if name != "subgroups"]
+        if kept == names:
+            return line[0]
+        text = f"{line[1]} {', '.join(kept)};" if kept else ""
+        return text.ljust(len(line[0])) if "\n" not in line[0] else text + "\n" * line[0].count("\n")
+
+    return _ENABLE.sub(rewritten, source)
 
 
 def _quiet_mesa() -> None:
@@ -43,28 +155,3 @@ def _quiet_mesa() -> None:
     """
     if "XDG_RUNTIME_DIR" not in os.environ and "MESA_VK_DEVICE_SELECT" not in os.environ:
         os.environ.setdefault("NODEVICE_SELECT", "1")
-
-
-def engine_version() -> str:
-    """Return the implementation's name and version."""
-    return f"{ENGINE} {engine().__version__}"
-
-
-def call_errors() -> tuple[type[BaseException], ...]:
-    """Return the exceptions with which a call of the implementation may fail."""
-    wgpu = engine()
-    return (wgpu.GPUError, wgpu.GPUPipelineError, RuntimeError)
-
-
-def take_reported() -> list[str]:
-    """Return what has been reported outside of calls since the last time, and forget it."""
-    taken = list(_reported)
-    _reported.clear()
-    return taken
-
-
-def timestamp_period_ns(queue: Any) -> float:
-    """Return nanoseconds per tick of a timestamp query; wgpu hands out raw ticks."""
-    from wgpu.backends.wgpu_native._ffi import lib  # no public way in wgpu-py 0.32
-
-    return float(lib.wgpuQueueGetTimestampPeriod(queue._internal))
