@@ -32,17 +32,30 @@ def common_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+#: The engines; stated here so that --help need not load any.
+ENGINES = ("wgpu", "dawn")
+
+
 def adapter_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add --adapter and --require-gpu."""
+    """Add --engine, --adapter and --require-gpu."""
     function = click.option("--require-gpu", is_flag=True, help="Fail where there is only a software adapter.")(
         function
     )
-    return click.option(
+    function = click.option(
         "--adapter",
         metavar="INDEX|NAME",
         envvar="QCS4W_ADAPTER",
         show_envvar=True,
         help="Which adapter to use, by number or part of its name.",
+    )(function)
+    return click.option(
+        "--engine",
+        type=click.Choice(ENGINES),
+        default=ENGINES[0],
+        envvar="QCS4W_ENGINE",
+        show_default=True,
+        show_envvar=True,
+        help="Which WebGPU runs the kernels: wgpu, or Chrome's Dawn (pip install 'qcs4w[dawn]').",
     )(function)
 
 

@@ -56,6 +56,7 @@ def command(
     repeat: int,
     blob: "Blob | None",
     force: bool,
+    engine: str,
     adapter: str | None,
     require_gpu: bool,
     as_json: bool,
@@ -71,7 +72,6 @@ def command(
       qcs4w run packed.safetensors -x x.npy --tensor pooler.dense --no-bias --json
     """  # noqa: D301
     from qcs4w_gpu import Gpu
-    from qcs4w_gpu.webgpu import engine_version
     from qcs4w_packer import UsageError, open_packed, open_source
     from qcs4w_packer.arrays import check_output_format, npy_bytes, output_name, pair_inputs, save_arrays
     from qcs4w_packer.files import check_target
@@ -91,7 +91,7 @@ def command(
         if output is not None and not to_stdout:
             check_output_format(output, [output_name(*pair) for pair in pairs])
             check_target(output, force=force, sources=reading)
-        with interruptible(), Gpu(adapter, require_gpu=require_gpu) as gpu:
+        with interruptible(), Gpu(adapter, engine=engine, require_gpu=require_gpu) as gpu:
             console.note(f"adapter: {gpu.adapter}; {gpu.reason}")
             job = _Job(gpu, container, console, with_bias=not no_bias, repeat=repeat)
             with console.progress("running") as progress:
@@ -112,7 +112,7 @@ def command(
         console.note(f"wrote {output}")
     console.document(
         {
-            "engine": engine_version(),
+            "engine": gpu.engine.version,
             "adapter": adapter_document(gpu.adapter),
             "packed": str(packed),
             "input": str(input_path),

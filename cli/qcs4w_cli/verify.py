@@ -54,6 +54,7 @@ def command(
     seed: int,
     kernel: str | None,
     blob: "Blob | None",
+    engine: str,
     adapter: str | None,
     require_gpu: bool,
     as_json: bool,
@@ -76,7 +77,6 @@ def command(
 
     from qcs4w_gpu import Gpu
     from qcs4w_gpu.verify import rounding_factor_of
-    from qcs4w_gpu.webgpu import engine_version
     from qcs4w_packer import UsageError, open_source
 
     console = Console("verify", as_json, quiet)
@@ -91,7 +91,7 @@ def command(
             inputs = stack.enter_context(open_source(stack.enter_context(standard_input(input_path))))
         chosen_kernel = _kernel(kernel)
         stack.enter_context(interruptible())
-        gpu = stack.enter_context(Gpu(adapter, require_gpu=require_gpu))
+        gpu = stack.enter_context(Gpu(adapter, engine=engine, require_gpu=require_gpu))
         console.note(f"adapter: {gpu.adapter}; {gpu.reason}")
         factor = rounding_factor_of(gpu)
         job = _Job(gpu, from_source, inputs, rows, seed, chosen_kernel, blob, factor, verbose)
@@ -113,7 +113,7 @@ def command(
         console.warn(f"not checked, for want of an input: {quoted([item['tensor'] for item in job.unchecked])}")
     console.document(
         {
-            "engine": engine_version(),
+            "engine": gpu.engine.version,
             "adapter": adapter_document(gpu.adapter),
             "seed": seed,
             "rounding_factor": factor,

@@ -15,11 +15,6 @@ class Printed:
 
     text: str = ""
 
-    def pass_on(self, text: str) -> None:
-        """Print text to stderr after all."""
-        with contextlib.suppress(OSError):
-            os.write(2, text.encode(errors="replace"))
-
 
 @contextlib.contextmanager
 def captured_stderr() -> Iterator[Printed]:

@@ -25,8 +25,8 @@ DEFAULT_ENGINE = "wgpu"
 # wgpu-py's names for features, by WebGPU's own.
 _WGPU_FEATURES = {"subgroups": "subgroup"}
 # Dawn's words for an adapter that it will not take.
-_REFUSAL = re.compile(r"Warning: (.+)\n - While initializing adapter .*\n(?: .*\n)*\n?")
-_ENABLE = re.compile(r"^([ \t]*enable\b)([^;]*);", re.MULTILINE)
+_REFUSAL = re.compile(r"Warning: (.+)\n - While initializing adapter ")
+_ENABLE = re.compile(r"\benable\s+([\w\s,]*);")
 
 
 class _Collect(logging.Handler):
@@ -61,10 +61,11 @@ class Engine:
         """Return the implementation's own adapter objects, in its order."""
         if self.name != "dawn":
             return list(self.api.gpu.enumerate_adapters_sync())
-        with captured_stderr() as printed:  # the only place where Dawn says why it refuses an adapter
+        # Only there Dawn says why it refuses an adapter; what else it prints repeats that there is none.
+        with captured_stderr() as printed:
             found = list(self.api.gpu.enumerate_adapters_sync())
-        self.refused.extend(reason for reason in _REFUSAL.findall(printed.text) if reason not in self.refused)
-        printed.pass_on(_REFUSAL.sub("", printed.text))
+        reasons = (reason.rstrip(".") for reason in _REFUSAL.findall(printed.text))
+        self.refused.extend(reason for reason in reasons if reason not in self.refused)
         return found
 
     def call_errors(self) -> tuple[type[BaseException], ...]:
@@ -136,13 +137,16 @@ def engine(name: str = DEFAULT_ENGINE) -> Engine:
 
 
 def _without_subgroups(source: str) -> str:
-    def rewritten(line: re.Match[str]) -> str:
-        names = [part.strip() for part in line[2].split(",") if part.strip()]
-        kept = [name for name in names if name != "subgroups"]
-        if kept == names:
-            return line[0]
-        text = f"{line[1]} {', '.join(kept)};" if kept else ""
-        return text.ljust(len(line[0])) if "\n" not in line[0] else text + "\n" * line[0].count("\n")
+    """Take `subgroups` out of what a text enables; every other character keeps its line and column."""
+
+    def rewritten(directive: re.Match[str]) -> str:
+        names = [name.strip() for name in directive[1].split(",")]
+        kept = [name for name in names if name and name != "subgroups"]
+        if "subgroups" not in names:
+            return directive[0]
+        text = f"enable {', '.join(kept)};" if kept else ""
+        lines = directive[0].count("\n")  # a directive over several lines keeps these, if not the columns of its last
+        return text + "\n" * lines if lines else text.ljust(len(directive[0]))
 
     return _ENABLE.sub(rewritten, source)
 
