@@ -6,16 +6,20 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 export PYTHON TORCH_INDEX
 
+KERNEL_TESTS := $(addprefix tests/test_,linear.py dispatcher.py conformance.py engines.py)
+
 # Says which environment this checkout was installed into; gone when that has changed.
 INSTALLED := .installed
 $(shell [ -x "$(VENV)/bin/qcs4w" ] && [ "$$(cat $(INSTALLED) 2>/dev/null)" = "$(VENV)" ] || rm -f $(INSTALLED))
 
-.PHONY: help demo test test-all lint types format build install adapter clean
+.PHONY: help demo test test-all test-kernels conformance lint types format build install adapter chromium clean
 
 help:
 	@echo "make demo      pack, run and verify the weights of a real model"
 	@echo "make test      the tests, on any adapter or Mesa's software driver"
 	@echo "make test-all  the tests, and what is too heavy for every run (nothing yet)"
+	@echo "make test-kernels  what runs on a GPU; QCS4W_LIMITS=default: on a device with WebGPU's default limits only"
+	@echo "make conformance   every kernel on wgpu, Dawn and Chromium, on two software drivers; CHECK=1 changes no file"
 	@echo "make lint      ruff     make types   mypy     make format   ruff format"
 	@echo "make build     wheel and sdist, their content checked"
 	@echo "make clean     what the others made in this folder"
@@ -33,11 +37,20 @@ adapter: install
 demo: adapter
 	@PATH="$$(cd "$(VENV)" && pwd)/bin:$$PATH" examples/demo/demo
 
+chromium:
+	@.ci/ensure-chromium
+
 test: adapter
 	QCS4W_REQUIRE_ADAPTER=1 "$(VENV)/bin/python" -m pytest
 
 test-all: test
 	@echo "nothing is too heavy for make test yet"
+
+test-kernels: adapter
+	QCS4W_REQUIRE_ADAPTER=1 "$(VENV)/bin/python" -m pytest $(KERNEL_TESTS)
+
+conformance: adapter chromium
+	"$(VENV)/bin/python" tests/matrix.py $(if $(CHECK),--check)
 
 lint: install
 	"$(VENV)/bin/ruff" check .

@@ -153,14 +153,18 @@ def run_cell(cell: Cell) -> Ran:
     )
     if done.returncode:
         raise RuntimeError(f"{cell.title} on {cell.driver} ended with {done.returncode}:\n{done.stderr[-4000:]}")
-    result = json.loads(done.stdout)
+    return unpacked(json.loads(done.stdout), time.monotonic() - start)
+
+
+def unpacked(result: dict[str, Any], seconds: float) -> Ran:
+    """Part what a cell printed into the outputs of its cases."""
     flat, outputs, at = np.frombuffer(base64.b64decode(result["outputs"]), np.uint32), [], 0
     for case in matrix_cases():
         size = case.buffers[0].size
         outputs.append(None if case.kernel.features & set(result["missing"]) else flat[at : at + size])
         at += size
     assert at == flat.size
-    return Ran(result["where"], time.monotonic() - start, outputs)
+    return Ran(result["where"], seconds, outputs)
 
 
 def fault(case: Case, output: NDArray[np.uint32], rounding_factor: int) -> str | None:
