@@ -65,14 +65,11 @@ def test_a_missing_engine_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch
     assert caught.value.hint == "pip install 'qcs4w[dawn]'"
 
 
-@pytest.mark.parametrize(("asked", "unit"), [(["--engine", "dawn"], "option"), ([], "variable")], ids=str)
-def test_the_command_line_says_how_to_install_an_engine(tmp_path: Path, asked: list[str], unit: str) -> None:
-    """--engine and QCS4W_ENGINE name an engine that is not there: exit code 2, a hint, no traceback."""
+def test_the_command_line_says_how_to_install_an_engine(tmp_path: Path) -> None:
+    """QCS4W_ENGINE names an engine that is not there: exit code 2, a hint, no traceback."""
     (tmp_path / "wgpudawn.py").write_text("raise ModuleNotFoundError(\"No module named 'wgpudawn'\", name='wgpudawn')")
-    given = {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])}
-    if unit == "variable":
-        given["QCS4W_ENGINE"] = "dawn"
-    result = process("devices", *asked, **given)
+    path = os.pathsep.join([str(tmp_path), os.environ["PYTHONPATH"]])
+    result = process("devices", PYTHONPATH=path, QCS4W_ENGINE="dawn")
     assert result.code == 2
     assert result.out == ""
     assert "Error: the engine 'dawn' is not installed\nHint: pip install 'qcs4w[dawn]'" in result.err
@@ -168,6 +165,38 @@ def test_a_kernel_with_subgroups_runs(gpu: Gpu) -> None:
     packed, x, y = exact_case(3, 65, 7)
     with Linear(gpu, packed, kernel=parse_kernel("with_subgroups", source)) as linear:
         np.testing.assert_array_equal(linear.run(x).y, y)
+
+
+@pytest.mark.gpu
+def test_both_engines_serve_the_command_line(packed_file: Path, tmp_path: Path) -> None:
+    """On one driver both engines give y bit by bit alike, and verify works on Dawn too; the JSON names the engine."""
+    try:
+        driver = {"VK_DRIVER_FILES": str(swiftshader_icd())}
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).standard_normal((3, 33), np.float32))
+    verified = process("verify", packed_file, "--engine", "dawn", "--json", **driver)
+    assert verified.code == 0, verified
+    assert verified.document["engine"] == engine("dawn").version
+    outputs = []
+    for name in ENGINES:
+        out = tmp_path / f"{name}.npy"
+        arguments = ("run", packed_file, "-x", tmp_path / "x.npy", "--tensor", "layers.0.fc", "-o", out, "--json")
+        ran = process(*arguments, QCS4W_ENGINE=name, **driver)
+        assert ran.code == 0, ran
+        assert ran.document["engine"] == engine(name).version
+        assert ran.document["results"][0]["kernel_ms"] > 0
+        outputs.append(np.load(out))
+    np.testing.assert_array_equal(outputs[0].view(np.uint32), outputs[1].view(np.uint32))
+
+
+@pytest.mark.gpu
+def test_an_adapter_of_the_list_can_be_opened(gpu: Gpu) -> None:
+    """A program may choose among what it has listed; the adapter knows its engine."""
+    with Gpu(gpu.adapter) as opened:
+        assert opened.adapter is gpu.adapter
+        assert opened.engine is gpu.engine
+        assert opened.reason == "given by the program"
 
 
 @pytest.mark.parametrize(

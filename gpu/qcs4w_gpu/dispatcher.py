@@ -79,11 +79,16 @@ class Gpu(Closing):
         features: Collection[str] | None = None,
     ):
         self._closed = False
-        self.engine = webgpu.engine(adapter.engine if isinstance(adapter, Adapter) else engine)
-        offered, wanted = ([adapter], None) if isinstance(adapter, Adapter) else (list_adapters(engine), adapter)
-        self.adapter, self.reason = choose_adapter(
-            offered, wanted, require_gpu=require_gpu, refused=self.engine.refused
-        )
+        if isinstance(adapter, Adapter):
+            self.engine = webgpu.engine(adapter.engine)
+            self.adapter, _ = choose_adapter([adapter], require_gpu=require_gpu)
+            self.reason = "given by the program"
+        else:
+            self.engine = webgpu.engine(engine)
+            listed = list_adapters(engine)
+            self.adapter, self.reason = choose_adapter(
+                listed, adapter, require_gpu=require_gpu, refused=self.engine.refused
+            )
         if features is None:
             features = [name for name in _USEFUL_FEATURES if name in self.adapter.features]
         with self._reporting("opening the device"):
