@@ -16,7 +16,7 @@ from chromium import swiftshader_icd
 from command_line import CommandLine, process
 
 from qcs4w_cli.options import ENGINES as OFFERED
-from qcs4w_gpu import LINEAR_KERNELS, Gpu, KernelError, Linear, NoAdapterError, parse_kernel, shipped_kernel
+from qcs4w_gpu import LINEAR_KERNELS, Gpu, GpuError, KernelError, Linear, NoAdapterError, parse_kernel, shipped_kernel
 from qcs4w_gpu.device import choose_adapter
 from qcs4w_gpu.errors import DeviceLostError, MissingEngineError
 from qcs4w_gpu.native_stderr import captured_stderr
@@ -148,6 +148,8 @@ def test_every_kernel_gets_by_with_less(gpu: Gpu, less: dict[str, Any]) -> None:
 @pytest.mark.gpu
 def test_a_feature_that_is_not_there_is_named(gpu: Gpu) -> None:
     """A kernel that enables what the device was not given is refused by the feature's name, before it is compiled."""
+    with pytest.raises(GpuError, match="does not have warp-drive"):
+        open_gpu(features={"warp-drive"})
     with open_gpu(features=()) as plain:
         for enabled, feature in (("f16", "shader-f16"), ("subgroups", "subgroups")):
             with pytest.raises(KernelError, match=f"kernel 'k' needs the feature {feature}, which .* does not have"):

@@ -66,7 +66,7 @@ class Gpu(Closing):
     Raises:
         MissingEngineError: the engine is not installed.
         NoAdapterError: there is no adapter that fits.
-        GpuError: the driver refuses a device.
+        GpuError: the driver refuses a device, or the adapter lacks a feature.
     """
 
     def __init__(
@@ -91,6 +91,8 @@ class Gpu(Closing):
             )
         if features is None:
             features = [name for name in _USEFUL_FEATURES if name in self.adapter.features]
+        if missing := sorted(set(features) - self.adapter.features):  # wgpu-py would ignore what it does not know
+            raise GpuError(f"{self.adapter} does not have {', '.join(missing)}")
         with self._reporting("opening the device"):
             self._device = self.adapter.handle.request_device_sync(
                 required_features=self.engine.own_features(features),

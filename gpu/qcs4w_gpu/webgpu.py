@@ -92,7 +92,7 @@ class Engine:
         return frozenset(ours.get(name, name) for name in features)
 
     def own_features(self, features: Iterable[str]) -> list[str]:
-        """Return features by the names that the implementation asks for; wgpu-py ignores those it does not know."""
+        """Return features by the names that the implementation asks for."""
         return [_WGPU_FEATURES.get(name, name) if self.name == "wgpu" else name for name in features]
 
     def own_wgsl(self, source: str) -> str:
