@@ -99,6 +99,15 @@ def run_with_limits(
     return plan, words[:count].view(np.float32).reshape(rows, out_features), bool((words[count:] == POISON).all())
 
 
+def with_subgroups(source: str) -> str:
+    """Return the naive kernel with a subgroup operation in it, in uniform control flow, that changes no y."""
+    return "enable subgroups;\n" + edited(
+        source,
+        ("  let index = (", "  let one = subgroupBroadcastFirst(1.0);\n  let index = ("),
+        ("= sum * scales[n]", "= one * sum * scales[n]"),
+    )
+
+
 def edited(source: str, *edits: tuple[str, str]) -> str:
     """Return a text with some parts replaced, each of which must occur exactly once."""
     for old, new in edits:

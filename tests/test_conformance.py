@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from cases import WEBGPU_LIMITS, edited, open_gpu
+from cases import WEBGPU_LIMITS, edited, open_gpu, with_subgroups
 
 from qcs4w_gpu import Gpu, KernelError, parse_kernel, read_kernel, shipped_kernel
 from qcs4w_gpu.device import describe_adapter
@@ -25,12 +25,16 @@ Compile = Callable[[Kernel], None]
 def tint() -> Iterator[Compile]:
     """Compiles with Tint for WebGPU's default limits, on Dawn's Null backend: it needs no driver and runs nothing."""
     dawn = engine("dawn")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WGPU_BACKEND_TYPE", "Null")
-        adapter = describe_adapter(dawn, 0, dawn.api.gpu.request_adapter_sync())
-    assert adapter.backend == "Null"
+
+    def open_null(features: frozenset[str]) -> Gpu:
+        with pytest.MonkeyPatch.context() as patch:  # each adapter of Dawn's opens one device
+            patch.setenv("WGPU_BACKEND_TYPE", "Null")
+            adapter = describe_adapter(dawn, 0, dawn.api.gpu.request_adapter_sync())
+        assert adapter.backend == "Null"
+        return opened.enter_context(Gpu(adapter, limits=WEBGPU_LIMITS, features=features))
+
     with ExitStack() as opened:
-        yield _compiler(lambda features: opened.enter_context(Gpu(adapter, limits=WEBGPU_LIMITS, features=features)))
+        yield _compiler(open_null)
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +89,21 @@ def test_tint_takes_every_shader(tint: Compile, path: Path) -> None:
 def test_naga_takes_every_shader(naga: Compile, path: Path) -> None:
     """The compiler of wgpu takes each file with WebGPU's default limits."""
     naga(read_kernel(ROOT / path))
+
+
+def test_tint_takes_what_a_kernel_enables(tint: Compile) -> None:
+    """A text with `enable subgroups;` compiles as it stands, and so does one with `enable f16;`."""
+    tint(parse_kernel("with_subgroups", with_subgroups(NAIVE)))
+    tint(parse_kernel("with_f16", "enable f16;\n" + edited(NAIVE, ("var sum = 0.0;", "var sum = f32(0.0h);"))))
+
+
+@pytest.mark.gpu
+def test_naga_takes_what_a_kernel_enables(naga: Compile, gpu: Gpu) -> None:
+    """The same text with `enable subgroups;` compiles under naga, by the one change that the dispatcher makes."""
+    kernel = parse_kernel("with_subgroups", with_subgroups(NAIVE))
+    if kernel.features - gpu.adapter.features:
+        pytest.skip(f"{gpu.adapter} has no subgroups")
+    naga(kernel)
 
 
 def test_no_shader_is_missed() -> None:

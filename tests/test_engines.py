@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import SMALL_SHAPES, WEBGPU_LIMITS, edited, exact_case, open_gpu
+from cases import SMALL_SHAPES, WEBGPU_LIMITS, exact_case, open_gpu, with_subgroups
 from chromium import swiftshader_icd
 from command_line import CommandLine, process
 
 from qcs4w_cli.options import ENGINES as OFFERED
 from qcs4w_gpu import LINEAR_KERNELS, Gpu, GpuError, KernelError, Linear, NoAdapterError, parse_kernel, shipped_kernel
-from qcs4w_gpu.device import choose_adapter
+from qcs4w_gpu.device import choose_adapter, list_adapters
 from qcs4w_gpu.errors import DeviceLostError, MissingEngineError
 from qcs4w_gpu.native_stderr import captured_stderr
 from qcs4w_gpu.webgpu import _REFUSAL, ENGINES, _without_subgroups, engine
@@ -158,12 +158,10 @@ def test_a_feature_that_is_not_there_is_named(gpu: Gpu) -> None:
 
 @pytest.mark.gpu
 def test_a_kernel_with_subgroups_runs(gpu: Gpu) -> None:
-    """The same text with `enable subgroups;` is right under naga, which does not know the line, and under Tint."""
+    """A text with `enable subgroups;` runs and is right, also under naga, which does not know the line."""
     if "subgroups" not in gpu.features:
         pytest.skip(f"{gpu.adapter} has no subgroups, or the run has default limits")
-    source = "enable subgroups;\n" + edited(
-        NAIVE, ("= sum * scales[n]", "= subgroupBroadcastFirst(1.0) * sum * scales[n]")
-    )
+    source = with_subgroups(NAIVE)
     packed, x, y = exact_case(3, 65, 7)
     with Linear(gpu, packed, kernel=parse_kernel("with_subgroups", source)) as linear:
         np.testing.assert_array_equal(linear.run(x).y, y)
@@ -195,8 +193,9 @@ def test_both_engines_serve_the_command_line(packed_file: Path, tmp_path: Path) 
 @pytest.mark.gpu
 def test_an_adapter_of_the_list_can_be_opened(gpu: Gpu) -> None:
     """A program may choose among what it has listed; the adapter knows its engine."""
-    with Gpu(gpu.adapter) as opened:
-        assert opened.adapter is gpu.adapter
+    listed = list_adapters(gpu.engine.name)[gpu.adapter.index]
+    with Gpu(listed) as opened:
+        assert opened.adapter is listed
         assert opened.engine is gpu.engine
         assert opened.reason == "given by the program"
 

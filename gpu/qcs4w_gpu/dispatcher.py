@@ -57,7 +57,8 @@ class Gpu(Closing):
         features: of the device, by WebGPU's names.
 
     Args:
-        adapter: an index or a part of a name, or one of `list_adapters`; by default a real GPU before a software one.
+        adapter: an index or a part of a name, or one of `list_adapters`, of which Dawn opens each once; by default a
+            real GPU before a software one.
         engine: "wgpu" or "dawn"; an adapter of `list_adapters` knows its own.
         require_gpu: refuse a software adapter.
         limits: ask for these limits only, in place of all that the adapter has.
