@@ -130,7 +130,7 @@ def only_delegate(manager: EdgeProgramManager) -> Delegate:
 
 
 def lowered_weights(delegate: Delegate) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Return packed bytes uint8 (N, ceil(K / 2)) and scales float32 (N,) of the linears, in the order of their inputs."""
+    """Return packed bytes uint8 (N, ceil(K / 2)) and scales float32 (N,) of each linear, by the order of inputs."""
     found = {}
     for call in delegate.graph.chain:
         if call.name != QCS4W:
