@@ -32,8 +32,13 @@ class Tally:
         """Codes, scales and bytes that differed."""
         return self.wrong["codes"] + self.wrong["scales"] + self.wrong["bytes"]
 
-    def compare(self, weight: NDArray[np.float32], theirs: Answer, ours: Answer) -> None:
-        """Hold one weight's codes, scales (by their bits) and packed bytes against each other."""
+    def compare(self, weight: NDArray[np.float32], theirs: Answer, ours: Answer) -> str:
+        """Hold one weight's codes, scales (by their bits) and packed bytes against each other.
+
+        Returns:
+            the first difference in words, or "".
+        """
+        first = ""
         pairs = {
             "codes": (theirs.codes, ours.codes),
             "scales": (theirs.scales.view(np.uint32)[:, None], ours.scales.view(np.uint32)[:, None]),
@@ -47,15 +52,17 @@ class Tally:
             self.compared[name] += wanted.size
             self.wrong[name] += int(differing.sum())
             wrong_rows |= differing.any(axis=1)
-            if differing.any() and not self.first:
+            if differing.any() and not first:
                 row, column = (int(i) for i in np.argwhere(differing)[0])
-                self.first = (
+                first = (
                     f"{name}: {wanted[row, column]} of the witness, {found[row, column]} of ours "
                     f"at [{row}, {column}] of {weight.shape}; the row is {weight[row].tolist()}"
                 )
         self.compared["rows"] += len(weight)
         self.wrong["rows"] += int(wrong_rows.sum())
+        self.first = self.first or first
         self._count_hard_cases(weight, theirs)
+        return first
 
     def _count_hard_cases(self, weight: NDArray[np.float32], theirs: Answer) -> None:
         with np.errstate(over="ignore", under="ignore"):

@@ -9,14 +9,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from rows import free_matrices, made_matrices, matrix
 from tally import Tally
-from vulkan_export import (
-    Linears,
-    lowered,
-    lowered_weights,
-    only_delegate,
-    quantized,
-    quantizer_answers,
-)
+from vulkan_export import Linears, lowered, lowered_weights, only_delegate, quantized, quantizer_answers
 from wrong_rules import WRONG_RULES, Answer, pack_wrongly
 
 from qcs4w_packer import pack_weight
@@ -48,8 +41,8 @@ def hold_against_the_quantizer(
     @given(st.lists(made_matrices(60, WIDTHS) | free_matrices(st.integers(1, 9)), min_size=1, max_size=4))
     def compare(weights: list[np.ndarray]) -> None:
         for weight, theirs in zip(weights, quantize_and_pack(weights), strict=True):
-            tally.compare(weight, theirs, packer(weight))
-        assert not tally.mismatches, tally.first
+            difference = tally.compare(weight, theirs, packer(weight))
+            assert not difference, difference
 
     compare()
 
@@ -79,8 +72,8 @@ def test_what_is_lowered_is_what_the_quantizer_and_the_packer_made(new_tally: Ca
         for weight, (packed, scales), direct in zip(weights, found, quantizer_answers(converted), strict=True):
             np.testing.assert_array_equal(packed, direct.packed)
             np.testing.assert_array_equal(scales.view(np.uint32), direct.scales.view(np.uint32))
-            tally.compare(weight, Answer(direct.codes, scales, packed), ours(weight))
-        assert not tally.mismatches, tally.first
+            difference = tally.compare(weight, Answer(direct.codes, scales, packed), ours(weight))
+            assert not difference, difference
 
     compare()
     assert tally.compared["rows"] > 5_000
@@ -96,9 +89,9 @@ def test_half_weights_are_widened_first(
     drawn = [(rng.standard_normal((90, width)) * 10.0 ** rng.integers(-6, 3, (90, 1))) for width in (1, 2, 7, 64, 129)]
     weights = [torch.from_numpy(weight).to(dtype).float().numpy() for weight in drawn]
     for weight, theirs in zip(weights, quantize_and_pack(weights, dtype), strict=True):
-        tally.compare(weight, theirs, ours(weight))
+        difference = tally.compare(weight, theirs, ours(weight))
+        assert not difference, difference
     assert tally.compared["rows"] == 450
-    assert not tally.mismatches, tally.first
 
 
 @pytest.mark.parametrize("rule", WRONG_RULES)
