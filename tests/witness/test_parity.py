@@ -38,7 +38,7 @@ def hold_against_the_quantizer(
     """Search for weights that a packer and ExecuTorch pack differently; AssertionError with the smallest one found."""
 
     @settings(SLOW, max_examples=examples, phases=phases)
-    @given(st.lists(made_matrices(60, WIDTHS) | free_matrices(st.integers(1, 9)), min_size=1, max_size=4))
+    @given(st.lists(made_matrices(120, WIDTHS) | free_matrices(st.integers(1, 9)), min_size=1, max_size=3))
     def compare(weights: list[np.ndarray]) -> None:
         for weight, theirs in zip(weights, quantize_and_pack(weights), strict=True):
             difference = tally.compare(weight, theirs, packer(weight))
@@ -50,9 +50,9 @@ def hold_against_the_quantizer(
 def test_codes_scales_and_bytes_are_those_of_the_quantizer_and_the_packer(new_tally: Callable[[str], Tally]) -> None:
     """Thousands of drawn rows go through ExecuTorch's quantizer and packer and ours: every bit is equal."""
     tally = new_tally("ExecuTorch's quantizer and packer against ours")
-    hold_against_the_quantizer(ours, tally, examples=300)
+    hold_against_the_quantizer(ours, tally, examples=200)
     assert tally.compared["rows"] > 5_000
-    assert min(tally.hard.values()) > 50, tally.hard
+    assert min(tally.hard.values()) > 40, tally.hard
 
 
 def test_what_is_lowered_is_what_the_quantizer_and_the_packer_made(new_tally: Callable[[str], Tally]) -> None:
@@ -62,10 +62,10 @@ def test_what_is_lowered_is_what_the_quantizer_and_the_packer_made(new_tally: Ca
     """
     tally = new_tally("a lowered program's linear_qcs4w against ours")
 
-    @settings(SLOW, max_examples=4, phases=[Phase.generate])
-    @given(st.lists(made_matrices(400, EVEN_WIDTHS), min_size=8, max_size=8), st.integers(0, 2**32 - 1))
+    @settings(SLOW, max_examples=3, phases=[Phase.generate])
+    @given(st.lists(made_matrices(400, EVEN_WIDTHS), min_size=5, max_size=5), st.integers(0, 2**32 - 1))
     def compare(weights: list[np.ndarray], seed: int) -> None:
-        weights = [*weights, matrix(np.random.default_rng(seed), (1301, 22))]
+        weights = [*weights, matrix(np.random.default_rng(seed), (1701, 22))]
         model = Linears([torch.from_numpy(weight) for weight in weights])
         converted = quantized(model)
         found = lowered_weights(only_delegate(lowered(converted, model)))
