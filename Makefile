@@ -15,7 +15,7 @@ $(shell [ -x "$(VENV)/bin/qcs4w" ] && [ "$$(cat $(INSTALLED) 2>/dev/null)" = "$(
 help:
 	@echo "make demo      pack, run and verify the weights of a real model"
 	@echo "make test      the tests, on any adapter or Mesa's software driver"
-	@echo "make witness   compare with the real ExecuTorch and other packages (installs 450 MB of them)"
+	@echo "make witness   compare with the real ExecuTorch and other packages (installs 800 MB of them)"
 	@echo "make test-all  both"
 	@echo "make lint      ruff     make types   mypy     make format   ruff format"
 	@echo "make build     wheel and sdist, their content checked"
