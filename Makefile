@@ -60,5 +60,5 @@ build: install
 	"$(VENV)/bin/python" .ci/check_dist.py dist
 
 clean:
-	rm -rf .venv .installed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-witness .installed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
