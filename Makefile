@@ -12,14 +12,15 @@ KERNEL_TESTS := $(addprefix tests/test_,linear.py dispatcher.py conformance.py e
 INSTALLED := .installed
 $(shell [ -x "$(VENV)/bin/qcs4w" ] && [ "$$(cat $(INSTALLED) 2>/dev/null)" = "$(VENV)" ] || rm -f $(INSTALLED))
 
-.PHONY: help demo test test-all test-kernels conformance lint types format build install adapter chromium clean
+.PHONY: help demo test test-kernels test-all witness conformance lint types format build install adapter chromium clean
 
 help:
 	@echo "make demo      pack, run and verify the weights of a real model"
 	@echo "make test      the tests, on any adapter or Mesa's software driver"
-	@echo "make test-all  the tests, and what is too heavy for every run (nothing yet)"
 	@echo "make test-kernels  what runs on a GPU; QCS4W_LIMITS=default: on a device with WebGPU's default limits only"
+	@echo "make witness   compare with the real ExecuTorch and other packages (installs 800 MB of them)"
 	@echo "make conformance   every kernel on wgpu, Dawn and Chromium, on two software drivers; CHECK=1 changes no file"
+	@echo "make test-all  all of these"
 	@echo "make lint      ruff     make types   mypy     make format   ruff format"
 	@echo "make build     wheel and sdist, their content checked"
 	@echo "make clean     what the others made in this folder"
@@ -43,8 +44,11 @@ chromium:
 test: adapter
 	QCS4W_REQUIRE_ADAPTER=1 "$(VENV)/bin/python" -m pytest
 
-test-all: test
-	@echo "nothing is too heavy for make test yet"
+witness: adapter
+	@.ci/ensure-witness "$(VENV)"
+	QCS4W_REQUIRE_ADAPTER=1 "$(VENV)/bin/python" -m pytest tests/witness
+
+test-all: test witness conformance
 
 test-kernels: adapter
 	QCS4W_REQUIRE_ADAPTER=1 "$(VENV)/bin/python" -m pytest $(KERNEL_TESTS)
@@ -69,5 +73,5 @@ build: install
 	"$(VENV)/bin/python" .ci/check_dist.py dist
 
 clean:
-	rm -rf .venv .installed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-witness .installed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -64,7 +64,11 @@ TILED_CODE = "return vec4<f32>(vec4<i32>((words >> vec4<u32>(bit)) & vec4<u32>(0
 MUTANTS = {
     "naive: nibbles swapped": Mutant("linear_naive", (("k % 2u == 0u", "k % 2u == 1u"),), cause="nibbles swapped"),
     "naive: offset missing": Mutant("linear_naive", ((NAIVE_CODE, "return f32(nibble);"),), cause="offset missing"),
-    "naive: offset of 7": Mutant("linear_naive", ((NAIVE_CODE, "return f32(i32(nibble) - 7);"),)),
+    "naive: offset of 7": Mutant(
+        "linear_naive",
+        ((NAIVE_CODE, "return f32(i32(nibble) - 7);"),),
+        cause="offset off by one: 7 for 8",
+    ),
     "naive: two's complement": Mutant(
         "linear_naive",
         ((NAIVE_CODE, "return f32(select(i32(nibble), i32(nibble) - 16, nibble > 7u));"),),
