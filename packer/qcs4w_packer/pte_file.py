@@ -1,0 +1,311 @@
+"""ExecuTorch programs (.pte) as files of packed linears: every et_vk.linear_qcs4w call, without ExecuTorch.
+
+Each method of a program has delegates; the blob of one that was made for Vulkan, which the WebGPU runtime reads as
+well, holds a graph. A graph's constants are named data: a key, the sha256 of their bytes, leads to a segment of the
+program or of a data file (.ptd) beside it. Graphs of other makers may keep them in their blob.
+Source: pytorch/executorch v1.5.1, schema/program.fbs; the rest stands in `segmented_file` and `vulkan_graph`.
+"""
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import DigestError, SourceError
+from .flatbuffer import Table
+from .metadata import PackedEntry
+from .packed import PackedLinear
+from .packed_file import PackedFile
+from .safetensors_file import open_for_reading, read_at
+from .segmented_file import PROGRAM, SegmentedFile
+from .vulkan_graph import GraphCall, GraphConstant, linear_calls
+from .weights import widen
+
+_BACKEND = "VulkanBackend"
+_SHA256 = re.compile("[0-9a-f]{64}")
+_CHUNK_BYTES = 16 << 20
+_LONGEST_NAME = 256  # letters of a method's name
+_MIN_CALL = 16  # bytes of the file for each call that is listed; a real one takes ten times as much
+
+
+@dataclass(frozen=True)
+class PteConstant:
+    """A constant of a call: where its bytes lie.
+
+    Attributes:
+        path: the .pte file, or a .ptd file beside it.
+        offset: of the first byte in that file.
+        nbytes: its size.
+        key: by which the program names it; None for one in the delegate's blob.
+        dtype: U8, F32 or F16.
+        fetch: (file offset, nbytes) -> bytes, while the PteFile is open.
+    """
+
+    path: Path
+    offset: int
+    nbytes: int
+    key: str | None
+    dtype: str
+    fetch: Callable[[int, int], bytes] = field(repr=False, compare=False)
+
+    def read(self) -> bytes:
+        """Return its bytes."""
+        return self.fetch(self.offset, self.nbytes)
+
+    @property
+    def stated_sha256(self) -> str | None:
+        """The digest that its key states; None where the key is no digest."""
+        return self.key if self.key is not None and _SHA256.fullmatch(self.key) else None
+
+    @cached_property
+    def sha256(self) -> str:
+        """The digest of its bytes, which are read for it once, a part at a time."""
+        digest = hashlib.sha256()
+        for start in range(0, self.nbytes, _CHUNK_BYTES):
+            digest.update(self.fetch(self.offset + start, min(_CHUNK_BYTES, self.nbytes - start)))
+        return digest.hexdigest()
+
+    @property
+    def key_matches(self) -> bool | None:
+        """Whether its key is the digest of its bytes; None where the key is no digest."""
+        return None if self.stated_sha256 is None else self.stated_sha256 == self.sha256
+
+
+@dataclass(frozen=True)
+class PteCall:
+    """One call of et_vk.linear_qcs4w.
+
+    Attributes:
+        name: METHOD.linear_I. A program keeps no names of parameters, and its numbers of values and nodes change with
+            every edit of the model: the method and the place among its linears are what stays and what people count.
+        method: the plan's name.
+        delegate: number of the delegate in its method.
+        backend: the delegate's id.
+        order: number of the call in the delegate's chain of calls.
+        rows: M, for a dynamic shape the most that it may be; None where x has no dimensions.
+        out_features: N.
+        in_features: K, the last dimension of x.
+        weight: the packed bytes, uint8 (N, ceil(K/2)).
+        scales: the scales (N,), F32 or F16.
+        refusals: why ExecuTorch's WebGPU runtime would refuse this call; its delegate may hold others that it refuses.
+    """
+
+    name: str
+    method: str
+    delegate: int
+    backend: str
+    order: int
+    rows: int | None
+    out_features: int
+    in_features: int
+    weight: PteConstant
+    scales: PteConstant
+    refusals: tuple[str, ...]
+
+    @property
+    def scale_dtype(self) -> str:
+        """F32 or F16."""
+        return self.scales.dtype
+
+    def to_entry(self) -> PackedEntry:
+        """Return it as a packed tensor. Of what dtype the weight was and how scales were chosen, no program says."""
+        return PackedEntry(
+            self.name,
+            self.out_features,
+            self.in_features,
+            source_dtype="unknown",
+            method="unknown",
+            packed_sha256=self.weight.stated_sha256,
+            # That of F16 scales is not the digest of the F32 ones that a reader gets.
+            scale_sha256=self.scales.stated_sha256 if self.scale_dtype == "F32" else None,
+        )
+
+
+class PteFile(PackedFile):
+    """A .pte file opened for reading. Use it as a context manager; its constants can be read while it is open.
+
+    A linear's bias is not its own in a program: it is added by a later call.
+
+    Attributes:
+        path: where it lies.
+        nbytes: its size.
+        calls: every linear_qcs4w call by name, in the order of the file.
+        entries: the same as packed tensors; their digests are what the keys state.
+
+    Raises:
+        SourceError: it cannot be read, is not sound, or a constant is not there.
+    """
+
+    format = "pte"
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self.path = Path(path)
+        self.carried, self.problems = [], []
+        self._file = SegmentedFile(self.path)
+        self.nbytes = self._file.nbytes
+        self._data_files: list[SegmentedFile] | None = None
+        self._data_faults: list[str] = []
+        self._graphs: dict[tuple[int, int], list[GraphCall]] = {}
+        self._constants: dict[tuple[Path, int, int, str], PteConstant] = {}
+        self._claimed: dict[Path, int] = {}
+        try:
+            self.calls: dict[str, PteCall] = {}
+            for call in self._read_calls():
+                self.calls[call.name] = call
+                if len(self.calls) * _MIN_CALL > self.nbytes:
+                    raise self._file.fault("it lists more calls than a file of its size can hold")
+        except BaseException:
+            self.close()
+            raise
+        self.entries = {call.name: call.to_entry() for call in self.calls.values()}
+
+    def close(self) -> None:
+        """Close the file and the data files beside it."""
+        for file in (self._file, *(self._data_files or ())):
+            file.close()
+
+    def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """Read packed bytes (N, K_packed) and scales (N,), whatever their keys say; F16 scales are widened."""
+        call = self.calls[entry.name]
+        packed = np.frombuffer(call.weight.read(), np.uint8).reshape(entry.out_features, -1)
+        return packed, widen(call.scales.read(), call.scale_dtype, name=entry.name, columns=1).reshape(-1)
+
+    def load(self, name: str) -> PackedLinear:
+        """Read one packed tensor, checked against the digests in its keys.
+
+        Raises:
+            UnknownTensorError: there is none of that name.
+            DigestError: the bytes are not those that were exported.
+            ContainerError: a scale is not finite.
+        """
+        entry = self.entry(name)
+        wrong = self.wrong_digests(entry) if self.calls[entry.name].scale_dtype != "F32" else []
+        if wrong:
+            raise DigestError(
+                f"{self.path}: {'; '.join(wrong)}", hint="the file was damaged or edited: export it again"
+            )
+        return super().load(name)
+
+    def wrong_digests(self, entry: PackedEntry) -> list[str]:
+        """Describe each constant whose bytes are not those that its key states."""
+        call = self.calls[entry.name]
+        return [
+            f"tensor '{entry.name}': the {what} have sha256 {constant.sha256}, the file says {constant.key}"
+            for what, constant in (("packed bytes", call.weight), ("scales", call.scales))
+            if constant.key_matches is False
+        ]
+
+    def place(self, entry: PackedEntry) -> tuple[Path, int]:
+        """Return the file and the offset at which a tensor's packed bytes lie."""
+        weight = self.calls[entry.name].weight
+        return weight.path, weight.offset
+
+    def _read_calls(self) -> Iterator[PteCall]:
+        methods = set()
+        for plan in self._file.root.tables(1, "plan"):
+            method = plan.text(0)
+            if not method or len(method) > _LONGEST_NAME:
+                raise self._file.fault(f"a method's name has {len(method or '')} letters")
+            if method in methods:
+                raise self._file.fault(f"two methods have the name {method!r}")
+            methods.add(method)
+            number = 0
+            for index, delegate in enumerate(plan.tables(7, "delegate")):
+                backend = delegate.text(0) or ""
+                for call in self._delegate_calls(delegate, backend):
+                    yield PteCall(
+                        f"{method}.linear_{number}",
+                        method,
+                        index,
+                        backend,
+                        call.order,
+                        call.rows,
+                        call.out_features,
+                        call.in_features,
+                        self._constant(call.weight),
+                        self._constant(call.scales),
+                        call.refusals,
+                    )
+                    number += 1
+
+    def _delegate_calls(self, delegate: Table, backend: str) -> list[GraphCall]:
+        """Return the calls in a delegate's blob, which several may share; one that is not for Vulkan has none."""
+        processed = delegate.table(1)
+        if processed is None:
+            raise self._file.fault(f"delegate {backend[:80]!r} has no data")
+        location, index = processed.number(0, "i8"), processed.number(1, "u32")
+        if location == 1:
+            start, nbytes = self._file.segment(index)
+        elif location == 0:
+            span = self._file.root.tables(3, "inline delegate")[index].span(0, 1) or (0, 0)
+            start, nbytes = span  # the program begins with the file
+        else:
+            raise self._file.fault(f"the data of delegate {backend[:80]!r} lies in place {location}, expected 0 or 1")
+        if (start, nbytes) not in self._graphs:
+            calls = linear_calls(self._file, start, nbytes)
+            if calls is None and backend == _BACKEND:
+                raise self._file.fault(f"the blob of a {_BACKEND} at byte {start:,} has no header VH00")
+            self._graphs[start, nbytes] = calls or []
+        return self._graphs[start, nbytes]
+
+    def _constant(self, said: GraphConstant) -> PteConstant:
+        """Return the one object for a constant. Together they must not claim more than their file holds."""
+        file, offset = (self._file, said.offset) if said.key is None else self._find(said.key, said.nbytes)
+        place = (file.path, offset, said.nbytes, said.dtype)
+        if place not in self._constants:
+            claimed = self._claimed[file.path] = self._claimed.get(file.path, 0) + said.nbytes
+            if claimed > file.nbytes:
+                raise file.fault("its constants overlap")
+            self._constants[place] = PteConstant(file.path, offset, said.nbytes, said.key, said.dtype, file.read)
+        return self._constants[place]
+
+    def _find(self, key: str, nbytes: int) -> tuple[SegmentedFile, int]:
+        """Return the file that holds named data of a key, and where."""
+        for file in self._files():
+            if key in file.named:
+                offset, found = file.segment(file.named[key])
+                if found != nbytes:
+                    raise file.fault(f"the data of key {key[:80]!r} has {found:,} bytes, its tensor {nbytes:,}")
+                return file, offset
+        looked = [file.path.name for file in self._data_files or ()] + self._data_faults
+        raise SourceError(
+            f"{self.path}: the data of key {key[:80]!r} is neither in it nor in a .ptd file beside it "
+            f"({'; '.join(looked[:5]) or 'there is none'})",
+            hint="put the .ptd files that were exported with it into its folder",
+        )
+
+    def _files(self) -> Iterator[SegmentedFile]:
+        """Yield the program and then, once a key is not in it, each sound data file beside it."""
+        yield self._file
+        if self._data_files is None:
+            self._data_files = []
+            try:
+                beside = sorted(path for path in self.path.parent.iterdir() if path.suffix == ".ptd")
+            except OSError as error:
+                raise SourceError(f"{self.path.parent}: cannot be listed: {error.strerror}") from None
+            for path in beside:
+                try:
+                    self._data_files.append(SegmentedFile(path, is_data=True))
+                except SourceError as error:  # it may be of no concern; told where a key is missing
+                    self._data_faults.append(str(error))
+        yield from self._data_files
+
+
+def is_pte(path: str | os.PathLike[str]) -> bool:
+    """Tell a .pte file by its content.
+
+    Raises:
+        SourceError: it cannot be read.
+    """
+    path = Path(path)
+    fd = open_for_reading(path)
+    try:
+        return os.fstat(fd).st_size >= 8 and read_at(fd, path, 4, 4) == PROGRAM
+    finally:
+        os.close(fd)
