@@ -92,9 +92,11 @@ class Table:
         vtable = position - buffer.number(position, "i32")
         head = buffer.bytes(vtable, max(4, min(4 + 2 * _MOST_FIELDS, buffer.nbytes - vtable)))
         vtable_nbytes, self._nbytes = struct.unpack_from("<HH", head)
+        if vtable_nbytes < 4 or self._nbytes < 4:
+            raise buffer.fault(f"a table of {self._nbytes} bytes has a vtable of {vtable_nbytes}, expected 4 or more")
         buffer.check(vtable, vtable_nbytes)
         buffer.check(position, self._nbytes)
-        fields = head[4 : max(4, vtable_nbytes & ~1)]
+        fields = head[4:vtable_nbytes]
         self._places: tuple[int, ...] = struct.unpack(f"<{len(fields) // 2}H", fields[: len(fields) & ~1])
 
     def number(self, field: int, kind: str, default: int = 0) -> int:

@@ -31,6 +31,7 @@ _BACKEND = "VulkanBackend"
 _SHA256 = re.compile("[0-9a-f]{64}")
 _CHUNK_BYTES = 16 << 20
 _LONGEST_NAME = 256  # letters of a method's name
+_MOST_CLAIMED = 4  # times the size of a file, by the constants in it; each may be read, and they may overlap
 _MIN_CALL = 16  # bytes of the file for each call that is listed; a real one takes ten times as much
 
 
@@ -152,7 +153,7 @@ class PteFile(PackedFile):
         self._data_files: list[SegmentedFile] | None = None
         self._data_faults: list[str] = []
         self._graphs: dict[tuple[int, int], list[GraphCall]] = {}
-        self._constants: dict[tuple[Path, int, int, str], PteConstant] = {}
+        self._constants: dict[GraphConstant, PteConstant] = {}
         self._claimed: dict[Path, int] = {}
         try:
             self.calls: dict[str, PteCall] = {}
@@ -255,15 +256,14 @@ class PteFile(PackedFile):
         return self._graphs[start, nbytes]
 
     def _constant(self, said: GraphConstant) -> PteConstant:
-        """Return the one object for a constant. Together they must not claim more than their file holds."""
-        file, offset = (self._file, said.offset) if said.key is None else self._find(said.key, said.nbytes)
-        place = (file.path, offset, said.nbytes, said.dtype)
-        if place not in self._constants:
+        """Return the one object for a constant."""
+        if said not in self._constants:
+            file, offset = (self._file, said.offset) if said.key is None else self._find(said.key, said.nbytes)
             claimed = self._claimed[file.path] = self._claimed.get(file.path, 0) + said.nbytes
-            if claimed > file.nbytes:
-                raise file.fault("its constants overlap")
-            self._constants[place] = PteConstant(file.path, offset, said.nbytes, said.key, said.dtype, file.read)
-        return self._constants[place]
+            if claimed > _MOST_CLAIMED * file.nbytes:
+                raise file.fault("its constants overlap, and together are larger than it by far")
+            self._constants[said] = PteConstant(file.path, offset, said.nbytes, said.key, said.dtype, file.read)
+        return self._constants[said]
 
     def _find(self, key: str, nbytes: int) -> tuple[SegmentedFile, int]:
         """Return the file that holds named data of a key, and where."""

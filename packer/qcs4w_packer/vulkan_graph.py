@@ -108,7 +108,8 @@ class _Graph:
         self._chain = root.tables(1, "call")
         self._values = root.tables(2, "value")
         self._constants = root.tables(5, "constant")
-        self._tensors: dict[int, _Tensor] = {}
+        self._tensors: dict[int, _Tensor] = {}  # what several calls use is read once
+        self._read: dict[_Tensor, GraphConstant] = {}
         self._sources: dict[int, int] = {}  # a value that prepack makes -> the value that it is made of
 
     def calls(self) -> Iterator[GraphCall]:
@@ -183,6 +184,11 @@ class _Graph:
         return self._tensors[index]
 
     def _constant(self, tensor: _Tensor) -> GraphConstant:
+        if tensor not in self._read:
+            self._read[tensor] = self._read_constant(tensor)
+        return self._read[tensor]
+
+    def _read_constant(self, tensor: _Tensor) -> GraphConstant:
         stored = self._constants[tensor.constant]
         offset, length, key = stored.number(0, "u64"), stored.number(1, "u64"), stored.text(2)
         nbytes = prod(tensor.dims) * DTYPE_BITS[tensor.dtype_name] // 8
