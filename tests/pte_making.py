@@ -122,9 +122,13 @@ class Pte:
         keys = [sha256(self.scales), sha256(self.weight)]
         self.named = self.named or dict(zip(keys, (self.scales, self.weight), strict=True))
         self.graph = self.graph or {
+            0: "0",
             1: [call(CALL, 0, 1, 2, 3)],
             2: [tensor([4, 32]), tensor([8, 16], 1, 1), tensor([8], 5, None), tensor([4, 8])],
+            3: ("I", [0]),
+            4: ("I", [3]),
             5: [constant(len(self.scales), keys[0]), constant(len(self.weight), keys[1])],
+            6: [],
         }
 
     def to_bytes(self) -> bytes:
