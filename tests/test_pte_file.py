@@ -256,7 +256,7 @@ def test_sound_programs(tmp_path: Path, name: str) -> None:
         assert (call.weight.sha256, call.scales.sha256) == (sha256(pte.weight), sha256(pte.scales))
         loaded = file.load("forward.linear_0")
         assert (loaded.packed.tobytes(), loaded.scales.tobytes()) == (pte.weight, pte.scales)
-        assert call.key_matches if hasattr(call, "key_matches") else True
+        assert call.weight.key_matches in ((None,) if name == "constants in the blob" else (True,))
         assert file.wrong_digests(file.only()) == []
 
 
@@ -286,7 +286,7 @@ HOSTILE: dict[str, tuple[Callable[[Pte], Pte], str]] = {
     "graph is no VK00": (lambda pte: changed(made=blob(pte.graph, identifier=b"VK01"))(pte), "is b'VK01', expected"),
     "graph longer than its blob": (
         lambda pte: changed(made=blob(pte.graph, header=struct.pack("<HIIIQ", 30, 32, 9000, 9032, 0)))(pte),
-        "has 768 bytes, by its own header 9,032",
+        "bytes, by its own header 9,032",
     ),
     "bytes before the graph": (
         lambda pte: changed(made=blob(pte.graph, header=struct.pack("<HIIIQ", 30, 32, 64, 32, 0)))(pte),

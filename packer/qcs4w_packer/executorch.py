@@ -45,7 +45,7 @@ def webgpu_refusals(
         yield f"N·ceil(K/2) = {nbytes:,} is no multiple of 4"
     for what, dtype in (("scales are", scale_dtype), ("x is", input_dtype), ("y is", output_dtype)):
         if dtype != "F32":
-            yield f"{what} {dtype}, it takes F32 only"
+            yield f"{what} {dtype} where F32 is expected"
     if rows and -(-rows // _TILE) * -(-out_features // _TILE) > _MOST_TILES:
         yield f"y has more than {_MOST_TILES:,} tiles of {_TILE} × {_TILE}"
     sizes = {"the weight": out_features * packed_width(in_features)}

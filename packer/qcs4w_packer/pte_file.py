@@ -173,9 +173,19 @@ class PteFile(PackedFile):
 
     def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Read packed bytes (N, K_packed) and scales (N,), whatever their keys say; F16 scales are widened."""
-        call = self.calls[entry.name]
-        packed = np.frombuffer(call.weight.read(), np.uint8).reshape(entry.out_features, -1)
-        return packed, widen(call.scales.read(), call.scale_dtype, name=entry.name, columns=1).reshape(-1)
+        packed = np.frombuffer(self.calls[entry.name].weight.read(), np.uint8)
+        return packed.reshape(entry.out_features, -1), self.scales(entry)
+
+    def scales(self, entry: PackedEntry) -> NDArray[np.float32]:
+        """Read the scales (N,) alone."""
+        stored = self.calls[entry.name].scales
+        return widen(stored.read(), stored.dtype, name=entry.name, columns=1).reshape(-1)
+
+    def odd_scales(self, entry: PackedEntry) -> list[str]:
+        """Describe scales that no reader takes: NaN and infinities."""
+        scales = self.scales(entry)
+        rows = np.flatnonzero(~np.isfinite(scales))
+        return [f"tensor '{entry.name}': the scale of row {row} is {scales[row]}" for row in rows[:1]]
 
     def load(self, name: str) -> PackedLinear:
         """Read one packed tensor, checked against the digests in its keys.
