@@ -1,6 +1,6 @@
 """Make the .pte files of this folder with ExecuTorch itself, and list them with its own readers.
 
-    python make.py FOLDER      make every file and listing.json anew (about two minutes)
+    python make.py FOLDER      make every file and listing.json anew (about a minute)
     python make.py --list      list the files that lie here anew, into listing.json
 
 Needs executorch 1.5.1, torchao 0.18 and torch 2.13. Weights are seeded, so that the same versions make the same weights
