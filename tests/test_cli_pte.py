@@ -11,6 +11,7 @@ import pytest
 from command_line import CommandLine, process
 from conftest import GOLDEN
 from pte_making import Pte, tensor
+from safetensors.numpy import load_file
 
 FOLDER = GOLDEN / "pte"
 LISTING: dict[str, list[dict[str, Any]]] = json.loads((FOLDER / "listing.json").read_text())
@@ -62,14 +63,38 @@ def test_the_table(qcs4w: CommandLine) -> None:
 def test_what_the_runtime_refuses(qcs4w: CommandLine) -> None:
     """Why ExecuTorch's WebGPU runtime would refuse a call stands in its notes; that is no fault of the file."""
     for name, words in (
-        ("unaligned_5x6.pte", "WebGPU runtime refuses it: N·ceil(K/2) = 15 is no multiple of 4"),
-        ("f16_scales.pte", "refuses it: scales are F16 where F32 is expected, x is F16"),
+        ("unaligned_5x6.pte", "WebGPU runtime refuses it: N·ceil(K/2) = 5·3 = 15 is no multiple of 4"),
+        ("f16_scales.pte", "refuses it: the scales are F16; x is F16, y is F16"),
     ):
         result = qcs4w("inspect", FOLDER / name)
         assert result.code == 0
         assert words in result.out
     document = qcs4w("inspect", FOLDER / "f16_model.pte", "--json").document
-    assert [text.split(" where")[0] for text in document["calls"][0]["refusals"]] == ["x is F16", "y is F16"]
+    assert [found["fault"] for found in document["calls"][0]["refusals"]] == ["x is F16, y is F16"]
+
+
+def test_check(qcs4w: CommandLine) -> None:
+    """The check command refuses what inspect says that the runtime refuses, for the file's own M."""
+    for name, rules in (
+        ("one_16x32.pte", []),
+        ("unaligned.pte", ["part-words"]),
+        ("f16_scales.pte", ["scale-dtype", "activation-dtype"]),
+        ("f16_model.pte", ["activation-dtype"]),
+    ):
+        document = qcs4w("check", FOLDER / name, "--json").document
+        (result,) = document["results"]
+        assert [found["rule"] for found in result["refusals"]] == rules
+        assert document["exit_code"] == (1 if rules else 0)
+        assert result["rows"] == qcs4w("inspect", FOLDER / name, "--json").document["calls"][0]["rows"]
+
+
+def test_diff_with_what_pack_makes(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """A program and the container that pack makes of the same weight hold the same bytes."""
+    tensors = load_file(FOLDER / "tensors.safetensors")
+    np.save(tmp_path / "w.npy", tensors["one_16x32/w0"])
+    assert qcs4w("pack", tmp_path / "w.npy", "-o", tmp_path / "packed.safetensors").code == 0
+    result = qcs4w("diff", FOLDER / "one_16x32.pte", tmp_path / "packed.safetensors")
+    assert result.code == 0, result
 
 
 def test_a_program_without_the_operator(qcs4w: CommandLine) -> None:
@@ -187,8 +212,6 @@ def test_verify_of_a_program_without_the_operator(qcs4w: CommandLine, gpu: objec
 @pytest.mark.gpu
 def test_run_gives_what_executorch_gave(tmp_path: Path, qcs4w: CommandLine, gpu: object) -> None:
     """The output of a program's only linear is that of ExecuTorch's converted module, for its own input."""
-    from safetensors.numpy import load_file
-
     tensors = load_file(FOLDER / "tensors.safetensors")
     for name in ("one_16x32", "unaligned_5x6", "batch3d_12x20", "dynamic_m"):
         np.save(tmp_path / "x.npy", tensors[f"{name}/x0"])

@@ -26,7 +26,10 @@ def call_documents(file: "PteFile", names: Iterable[str]) -> list[dict[str, Any]
             "in_features": call.in_features,
             "weight": _constant_document(call.weight),
             "scales": _constant_document(call.scales),
-            "refusals": list(call.refusals),
+            "refusals": [
+                {"rule": refusal.rule.name, "stage": refusal.rule.stage, "fault": refusal.fault, "mend": refusal.mend}
+                for refusal in call.refusals
+            ],
         }
         for call in map(file.calls.__getitem__, names)
     ]
@@ -68,7 +71,7 @@ def _row(call: "PteCall", file: "PteFile", verbose: bool) -> tuple[str, ...]:
     data_files = dict.fromkeys(stored.path.name for stored in (weight, scales) if stored.path != file.path)
     notes = [f"in {name}" for name in data_files]
     if call.refusals:
-        notes.append(f"ExecuTorch's WebGPU runtime refuses it: {', '.join(call.refusals)}")
+        notes.append(f"ExecuTorch's WebGPU runtime refuses it: {_reasons(call)}")
     return (
         call.name,
         "?" if call.rows is None else str(call.rows),
@@ -83,6 +86,10 @@ def _row(call: "PteCall", file: "PteFile", verbose: bool) -> tuple[str, ...]:
         *more,
         "; ".join(notes),
     )
+
+
+def _reasons(call: "PteCall") -> str:
+    return "; ".join(refusal.fault for refusal in call.refusals)
 
 
 def _digest(*constants: "PteConstant") -> str:

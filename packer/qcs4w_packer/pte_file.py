@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 from .errors import DigestError, SourceError
 from .flatbuffer import Table
 from .metadata import PackedEntry
+from .nibbles import packed_width
 from .packed import PackedLinear
 from .packed_file import PackedFile
 from .safetensors_file import open_for_reading, read_at
 from .segmented_file import PROGRAM, SegmentedFile
+from .targets import EXECUTORCH_WEBGPU, Case, Refusal, refusals
 from .vulkan_graph import GraphCall, GraphConstant, linear_calls
 from .weights import widen
 
@@ -90,11 +92,9 @@ class PteCall:
         backend: the delegate's id.
         order: number of the call in the delegate's chain of calls.
         rows: M, for a dynamic shape the most that it may be; None where x has no dimensions.
-        out_features: N.
-        in_features: K, the last dimension of x.
+        case: shape and dtypes, as a runtime meets them.
         weight: the packed bytes, uint8 (N, ceil(K/2)).
         scales: the scales (N,), F32 or F16.
-        refusals: why ExecuTorch's WebGPU runtime would refuse this call; its delegate may hold others that it refuses.
     """
 
     name: str
@@ -103,16 +103,29 @@ class PteCall:
     backend: str
     order: int
     rows: int | None
-    out_features: int
-    in_features: int
+    case: Case
     weight: PteConstant
     scales: PteConstant
-    refusals: tuple[str, ...]
+
+    @property
+    def out_features(self) -> int:
+        """N."""
+        return self.case.out_features
+
+    @property
+    def in_features(self) -> int:
+        """K, the last dimension of x."""
+        return self.case.in_features
 
     @property
     def scale_dtype(self) -> str:
         """F32 or F16."""
         return self.scales.dtype
+
+    @property
+    def refusals(self) -> list[Refusal]:
+        """Why ExecuTorch's WebGPU runtime would refuse this call; its delegate may hold others that it refuses."""
+        return [found for found in refusals(self.case, EXECUTORCH_WEBGPU) if found.rule.stage != "export"]
 
     def to_entry(self) -> PackedEntry:
         """Return it as a packed tensor. Of what dtype the weight was and how scales were chosen, no program says."""
@@ -181,11 +194,19 @@ class PteFile(PackedFile):
         stored = self.calls[entry.name].scales
         return widen(stored.read(), stored.dtype, name=entry.name, columns=1).reshape(-1)
 
-    def odd_scales(self, entry: PackedEntry) -> list[str]:
-        """Describe scales that no reader takes: NaN and infinities."""
-        scales = self.scales(entry)
-        rows = np.flatnonzero(~np.isfinite(scales))
-        return [f"tensor '{entry.name}': the scale of row {row} is {scales[row]}" for row in rows[:1]]
+    def row_reader(self, entry: PackedEntry) -> Callable[[int, int], NDArray[np.uint8]]:
+        """Return a function (first row, end) -> packed rows, which reads these rows only."""
+        weight, width = self.calls[entry.name].weight, packed_width(entry.in_features)
+
+        def read(start: int, stop: int) -> NDArray[np.uint8]:
+            data = weight.fetch(weight.offset + start * width, (stop - start) * width)
+            return np.frombuffer(data, np.uint8).reshape(-1, width)
+
+        return read
+
+    def case(self, entry: PackedEntry) -> Case:
+        """Return what a runtime would meet."""
+        return self.calls[entry.name].case
 
     def load(self, name: str) -> PackedLinear:
         """Read one packed tensor, checked against the digests in its keys.
@@ -217,6 +238,11 @@ class PteFile(PackedFile):
         weight = self.calls[entry.name].weight
         return weight.path, weight.offset
 
+    def scales_place(self, entry: PackedEntry) -> tuple[Path, int] | None:
+        """Return the file and the offset at which float32 scales lie; None for F16 ones."""
+        scales = self.calls[entry.name].scales
+        return (scales.path, scales.offset) if scales.dtype == "F32" else None
+
     def _read_calls(self) -> Iterator[PteCall]:
         methods = set()
         for plan in self._file.root.tables(1, "plan"):
@@ -237,11 +263,9 @@ class PteFile(PackedFile):
                         backend,
                         call.order,
                         call.rows,
-                        call.out_features,
-                        call.in_features,
+                        call.case,
                         self._constant(call.weight),
                         self._constant(call.scales),
-                        call.refusals,
                     )
                     number += 1
 

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from .executorch import webgpu_refusals
 from .flatbuffer import Flatbuffer, Table
 from .nibbles import packed_width
 from .safetensors_file import DTYPE_BITS
 from .segmented_file import SegmentedFile
+from .targets import Case
 
 CALL, PREPACK = "et_vk.linear_qcs4w.default", "et_vk.prepack.default"
 
@@ -51,20 +51,16 @@ class GraphCall:
     Attributes:
         order: its number in the chain of calls.
         rows: M, for a dynamic shape the most that it may be; None where x has no dimensions.
-        out_features: N.
-        in_features: K.
+        case: shape and dtypes, as a runtime meets them.
         weight: packed bytes, (N, ceil(K/2)).
         scales: (N,).
-        refusals: why the WebGPU runtime would refuse it.
     """
 
     order: int
     rows: int | None
-    out_features: int
-    in_features: int
+    case: Case
     weight: GraphConstant
     scales: GraphConstant
-    refusals: tuple[str, ...]
 
 
 def linear_calls(file: SegmentedFile, start: int, nbytes: int) -> list[GraphCall] | None:
@@ -142,19 +138,21 @@ class _Graph:
         if scales.dtype not in (_FLOAT16, _FLOAT32) or not scales.dims or prod(scales.dims) != out_features:
             raise self._file.fault(f"{where}: its scales are {scales}, expected {out_features:,} floats")
         rows = prod(x.dims[:-1]) if x.dims else None
-        refusals = [] if x.dims else ["x has no dimensions"]
-        if rows is not None and prod(y.dims) != rows * out_features:
-            refusals.append(f"y is {y}, expected {rows:,} × {out_features:,}")
-        refusals += webgpu_refusals(
+        misfit = None
+        if rows is None:
+            misfit = "x has no dimensions"
+        elif prod(y.dims) != rows * out_features:
+            misfit = f"y is {y}, expected {rows:,} × {out_features:,}"
+        case = Case(
             out_features,
             in_features,
-            rows=rows,
+            rows=1 if rows is None else rows,
             scale_dtype=scales.dtype_name,
             input_dtype=x.dtype_name,
             output_dtype=y.dtype_name,
+            misfit=misfit,
         )
-        constants = (self._constant(weight), self._constant(scales))
-        return GraphCall(order, rows, out_features, in_features, *constants, tuple(refusals))
+        return GraphCall(order, rows, case, self._constant(weight), self._constant(scales))
 
     def _source(self, index: int) -> _Tensor:
         """Return the constant that a value is, or is prepacked from."""
