@@ -29,7 +29,8 @@ from .packed import PackedLinear
 from .packed_file import PackedFile
 from .packed_sources import open_packed
 from .packing import PackReport, pack_file
-from .pte_file import PteCall, PteConstant, PteFile
+from .pte_call import PteCall, PteConstant
+from .pte_file import PteFile
 from .quantize import dequantize, quantize
 from .readings import Reading, readings
 from .rowpack import pack_weight
