@@ -53,6 +53,24 @@ def test_half_scales_are_refused() -> None:
     assert refusal.fault == "the scales are F16"
 
 
+@pytest.mark.parametrize(
+    ("case", "rule", "fault"),
+    [
+        (Case(4, 4, input_dtype="F16", output_dtype="F16"), "activation-dtype", "x is F16, y is F16"),
+        (Case(4, 4, output_dtype="F16"), "activation-dtype", "y is F16"),
+        (Case(4, 4, rows=0), "shapes", "M is 0"),
+        (Case(4, 4, misfit="x has no dimensions"), "shapes", "x has no dimensions"),
+        (Case(2**18, 4, rows=2**18, max_binding=1 << 60), "grid", "y has 4,294,967,296 tiles of 4 × 4"),
+    ],
+)
+def test_programs_are_refused_by_more_than_their_weights(case: Case, rule: str, fault: str) -> None:
+    """Activations that are not float32, shapes that do not fit and grids beyond 32 bits are refused."""
+    (refusal,) = refusals(case, EXECUTORCH_WEBGPU)
+    assert refusal.rule.name == rule
+    assert refusal.fault.startswith(fault)
+    assert names(Case(2**18, 4, rows=2**18 - 4, max_binding=1 << 60)) == []
+
+
 @pytest.mark.parametrize("target", [EXECUTORCH_WEBGPU, WEBGPU_DEFAULT], ids=lambda target: target.name)
 def test_bindings(target: Target) -> None:
     """128256 × 2048 (125.25 MiB) fits what every device binds, 128256 × 4096 does not, nor a large y."""

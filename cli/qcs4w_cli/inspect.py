@@ -76,7 +76,8 @@ def command(
     """Show what is in a file: metadata, tensors, sizes and digests, or the nibbles of one tensor.
 
     It is for broken files too: what a reader would refuse is reported, what can be shown is shown, and the exit code
-    is 1. Of a file that is no container the tensors are listed.
+    is 1. Of an ExecuTorch program (.pte) every linear_qcs4w call is listed, with the places and digests of its weight
+    and scales and why the WebGPU runtime would refuse it; of any other file the tensors.
 
     It also names the layout that packed bytes really have, ours or another tool's: --against holds them against the
     float weights, --input and --output against an answer that is known to be right. Raw bytes of any file will do:
@@ -92,11 +93,13 @@ def command(
       qcs4w inspect packed.safetensors --tensor pooler.dense --against model.safetensors
       qcs4w inspect packed.bin --against weight.npy
       qcs4w inspect packed.bin --shape 384,384 --rows 0:2
+      qcs4w inspect model.pte
     """  # noqa: D301
-    from qcs4w_packer import UsageError, open_packed
+    from qcs4w_packer import PteFile, UsageError, open_packed
     from qcs4w_packer.packed_sources import is_packed_file
 
     from .against import inspect_against, inspect_alone
+    from .pte import call_documents, note_place, show_calls
 
     console = Console("inspect", as_json, quiet)
     if against is not None or input_path is not None or output_path is not None:
@@ -138,6 +141,8 @@ def command(
             "tensors": [_tensor_document(container, entry, mismatches[entry.name]) for entry in entries],
             "carried": _carried(container),
         }
+        if isinstance(container, PteFile):
+            content["calls"] = call_documents(container, [entry.name for entry in entries])
         if tensor is not None:
             dump = Dump.of(container, entries[0], rows or slice(0, 4), cols or slice(0, 16), layout or EVEN_HIGH.name)
             if as_hex:
@@ -145,6 +150,10 @@ def command(
             else:
                 console.answer_styled(dump.lines())
             content["dump"] = dump.document()
+            if isinstance(container, PteFile):
+                note_place(container, entries[0].name, console)
+        elif isinstance(container, PteFile):
+            show_calls(container, console, verbose)
         else:
             _show_overview(content, console, verbose)
         for problem in problems:

@@ -72,6 +72,7 @@ def command(
       qcs4w verify packed.safetensors
       qcs4w verify packed.safetensors --source model.safetensors
       qcs4w verify packed.safetensors --tensor pooler.dense --rows 65 --seed 7 --json
+      qcs4w verify model.pte
     """  # noqa: D301
     from contextlib import ExitStack
 

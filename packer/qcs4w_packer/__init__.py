@@ -29,6 +29,8 @@ from .packed import PackedLinear
 from .packed_file import PackedFile
 from .packed_sources import open_packed
 from .packing import PackReport, pack_file
+from .pte_call import PteCall, PteConstant
+from .pte_file import PteFile
 from .quantize import dequantize, quantize
 from .readings import Reading, readings
 from .rowpack import pack_weight
@@ -51,6 +53,9 @@ __all__ = [
     "PackedEntry",
     "PackedFile",
     "PackedLinear",
+    "PteCall",
+    "PteConstant",
+    "PteFile",
     "Qcs4wError",
     "QuantizationError",
     "Reading",

@@ -5,18 +5,21 @@ from pathlib import Path
 
 from .blob_file import Blob, BlobFile
 from .container import Container, is_container_like
+from .errors import ContainerError
 from .formats.detect import checkpoint_file, foreign_opener, safetensors_files
 from .packed_file import PackedFile
+from .pte_file import PteFile, is_pte
 
 
 def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, strict: bool = True) -> PackedFile:
     """Open a file of packed linears; their bytes are read when they are asked for.
 
     Args:
-        path: a qcs4w container, a file of another tool whose layout is known, the folder of a checkpoint in one file,
-            or any file with `blob`.
+        path: a qcs4w container, an ExecuTorch program (.pte), a file of another tool whose layout is known, the folder
+            of a checkpoint in one file, or any file with `blob`.
         blob: what the user knows of bytes that nothing describes.
-        strict: refuse what a reader must refuse; else remember it in `problems` (containers only).
+        strict: refuse what a reader must refuse; else remember it in `problems` (containers), and open a program that
+            has no linear_qcs4w call.
 
     Raises:
         SourceError: no such file, or one that is not sound.
@@ -25,6 +28,12 @@ def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, stric
     path = Path(path)
     if blob is not None:
         return BlobFile(path, blob)
+    if path.is_file() and is_pte(path):
+        program = PteFile(path)
+        if strict and not program.entries:
+            program.close()
+            raise ContainerError(f"{path}: is an ExecuTorch program without a call of et_vk.linear_qcs4w")
+        return program
     if path.is_dir() and foreign_opener(path) is None:
         path = checkpoint_file(path)
     opener = foreign_opener(path)
@@ -35,9 +44,11 @@ def is_packed_file(path: str | os.PathLike[str]) -> bool:
     """Tell a file of packed linears, sound or not, from any other.
 
     Raises:
-        SourceError: a safetensors file that is not sound.
+        SourceError: a safetensors file that is not sound, or a file that may not be read.
     """
     path = Path(path)
+    if path.is_file() and is_pte(path):
+        return True
     if path.is_dir() and foreign_opener(path) is None:
         files = safetensors_files(path)
         return len(files) == 1 and is_packed_file(files[0])

@@ -14,6 +14,9 @@ from .nibbles import packed_width
 #: What every WebGPU device offers for one storage binding, in bytes, and gives where no more was asked for.
 DEFAULT_MAX_BINDING = 128 << 20
 
+_TILE = 4  # rows and columns of y for each invocation
+_MOST_TILES = 2**32 - 1
+
 _HOST = "pytorch/executorch 9b5164e, backends/webgpu/runtime/ops/linear_qcs4w/QuantizedLinearQcs4w.cpp"
 _DEVICE = "pytorch/executorch 0dfaa10, backends/webgpu/runtime/WebGPUDevice.cpp"
 _EXPORT = "pytorch/executorch 3b60683 (1.5.1), backends/vulkan/custom_ops_lib.py and _passes/fuse_quantized_ops.py"
@@ -29,6 +32,9 @@ class Case:
         in_features: K.
         rows: M, the most rows of input.
         scale_dtype: as stored, by its safetensors name.
+        input_dtype: of x.
+        output_dtype: of y.
+        misfit: what a program says of x or y that is not the shape of a linear's, None where all fits.
         max_binding: bytes that the device binds at once (maxStorageBufferBindingSize).
     """
 
@@ -36,6 +42,9 @@ class Case:
     in_features: int
     rows: int = 1
     scale_dtype: str = "F32"
+    input_dtype: str = "F32"
+    output_dtype: str = "F32"
+    misfit: str | None = None
     max_binding: int = DEFAULT_MAX_BINDING
 
 
@@ -110,6 +119,18 @@ def _half_scales(case: Case) -> str | None:
     return None if case.scale_dtype == "F32" else f"the scales are {case.scale_dtype}"
 
 
+def _half_activations(case: Case) -> str | None:
+    found = [
+        f"{what} is {dtype}" for what, dtype in (("x", case.input_dtype), ("y", case.output_dtype)) if dtype != "F32"
+    ]
+    return ", ".join(found) or None
+
+
+def _many_tiles(case: Case) -> str | None:
+    tiles = -(-case.rows // _TILE) * -(-case.out_features // _TILE)
+    return f"y has {tiles:,} tiles of {_TILE} × {_TILE}, {_MOST_TILES:,} are the most" if tiles > _MOST_TILES else None
+
+
 @dataclass(frozen=True)
 class _Binding:
     what: str
@@ -168,6 +189,33 @@ _HALF_SCALES = Rule(
     _half_scales,
     lambda case: "export the model in float32: the scales have the dtype of the weights that they were made of",
 )
+_HALF_ACTIVATIONS = Rule(
+    "activation-dtype",
+    "runtime",
+    "x or y is not float32",
+    "the runtime holds the bytes of x against 4·M·K and those of y against 4·M·N",
+    _HOST,
+    _half_activations,
+    lambda case: "export the model in float32, and without force_fp16",
+)
+_MISFIT = Rule(
+    "shapes",
+    "runtime",
+    "x or y has not the shape of a linear's",
+    "M is taken from x, which must have columns and rows, and y must be M × N",
+    _HOST,
+    lambda case: case.misfit or ("M is 0" if case.rows == 0 else None),
+    lambda case: "export the model again; no exporter is known to write this",
+)
+_MANY_TILES = Rule(
+    "grid",
+    "runtime",
+    "y has more than 2³² - 1 tiles of 4 × 4",
+    "tiles are numbered in 32 bits",
+    _HOST,
+    _many_tiles,
+    lambda case: "run fewer rows of input at a time (--rows)",
+)
 _EXECUTORCH_BINDINGS = Rule(
     "binding-size",
     "device",
@@ -190,7 +238,7 @@ _DEFAULT_BINDINGS = Rule(
 EXECUTORCH_WEBGPU = Target(
     "executorch-webgpu",
     "ExecuTorch's WebGPU runtime",
-    (_ODD_COLUMNS, _PART_WORDS, _HALF_SCALES, _EXECUTORCH_BINDINGS),
+    (_ODD_COLUMNS, _MISFIT, _PART_WORDS, _HALF_SCALES, _HALF_ACTIVATIONS, _MANY_TILES, _EXECUTORCH_BINDINGS),
 )
 WEBGPU_DEFAULT = Target(
     "webgpu-default", "a host that binds each array whole, on a WebGPU device with default limits", (_DEFAULT_BINDINGS,)
