@@ -69,6 +69,7 @@ async function open(file) {
   container = opened;
   weight = null;
   xFile = null;
+  byId("file-title", HTMLElement).textContent = shown(file.name);
   byId("file-facts", HTMLElement).textContent = fileFacts(container);
   byId("file-problems", HTMLElement).replaceChildren(...fileProblems(container));
   byId("filter", HTMLInputElement).value = "";

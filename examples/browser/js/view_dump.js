@@ -7,7 +7,6 @@ import { LAYOUTS } from "./nibbles.js";
 import { count, general, shown } from "./text.js";
 
 const [ROWS, COLUMNS] = [4, 16];
-const [CELL_REM, TITLE_REM] = [4.1, 4]; // as in style.css
 
 export class DumpView {
   #row = byId("dump-row", HTMLInputElement);
@@ -81,12 +80,14 @@ export class DumpView {
 
   /** How many columns stand beside each other: whole bytes, as many as the page is wide. */
   #panelColumns() {
+    const style = getComputedStyle(this.#place);
     const rem = Number.parseFloat(getComputedStyle(document.documentElement).fontSize);
-    const room = Math.floor((this.#place.clientWidth / rem - TITLE_REM) / CELL_REM);
+    const [title, cell] = ["--title", "--cell"].map((name) => Number.parseFloat(style.getPropertyValue(name)) * rem);
+    const room = Math.floor((this.#place.clientWidth - title) / cell);
     return [16, 8, 4, 2].find((columns) => columns <= room) ?? 2;
   }
 
-  /** @param {import("./dump.js").DumpRow} row */
+  /** @param {import("./dump.js").DumpRow} row its cells are at least one */
   #rowOf({ row, scale, fileOffset, cells }) {
     const panels = [];
     // Whole bytes in each panel: it starts at an even column.

@@ -11,7 +11,7 @@ const MOST_PROBLEMS = 8;
 export function fileFacts({ file, document: said, entries, carried }) {
   const text = (/** @type {unknown} */ value) => shown(String(value ?? "?"));
   return [
-    `${shown(file.name)}, ${size(file.size)}`,
+    size(file.size),
     `container version ${text(said.version)}`,
     `nibble order ${text(said.nibble_order)}, offset ${text(said.offset)}`,
     `made by ${text(said.tool)}`,

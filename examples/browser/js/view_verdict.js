@@ -4,7 +4,7 @@ import { descriptions, downloadButton, element, notice } from "./dom.js";
 import { npyBlob } from "./npy.js";
 import { count, general, plural, shellWord, shown } from "./text.js";
 
-const FIRST = 8;
+const FIRST = 4;
 
 /**
  * What was run, for the report.
@@ -28,8 +28,8 @@ export function verdictView(job, verdict) {
   const failed = verdict.results.filter((result) => !isRight(result));
   const best = [...verdict.results].filter(isRight).sort((a, b) => (a.timing?.ms ?? 0) - (b.timing?.ms ?? 0))[0] ?? verdict.results[0];
   const said = verdict.isMatch
-    ? `y = x · Ŵᵀ of ${shown(entry.name)} is right: ${plural(rows, "row")} of x, ${plural(verdict.results.length, "kernel")}.`
-    : `y = x · Ŵᵀ of ${shown(entry.name)} is wrong from ${failed.map(({ kernel }) => shown(kernel)).join(", ")}.`;
+    ? `y = x · Ŵᵀ of ${shown(entry.name)} is right: ${plural(rows, "row")} of x, ${plural(verdict.results.length, "kernel")}, on ${job.adapter}.`
+    : `y = x · Ŵᵀ of ${shown(entry.name)} is wrong from ${failed.map(({ kernel }) => shown(kernel)).join(", ")}, on ${job.adapter}.`;
   return [
     element(
       "p",
@@ -45,7 +45,7 @@ export function verdictView(job, verdict) {
       { className: "downloads" },
       downloadButton("y.npy", () => npyBlob(best.y, [...input.shape.slice(0, -1), entry.outFeatures])),
       downloadButton("x.npy", () => npyBlob(input.values, input.shape)),
-      element("span", { className: "note" }, `y of ${shown(best.kernel)}`),
+      element("span", { className: "note" }, `y as ${shown(best.kernel)} gave it`),
     ),
     details(job, verdict, rows),
   ];
@@ -58,27 +58,22 @@ function isRight({ exact, bounded }) {
 
 /** @param {import("./verify.js").Verdict} verdict */
 function kernelTable({ results }) {
-  const head = ["kernel", "integers", "real numbers", "time"].map((title) => element("th", { scope: "col" }, title));
-  return element(
-    "table",
-    { className: "kernels" },
-    element("thead", {}, element("tr", {}, ...head)),
-    element(
-      "tbody",
-      {},
-      ...results.map((result) => {
-        const { kernel, exact, bounded, timing } = result;
-        return element(
-          "tr",
-          { "data-kernel": kernel, "data-verdict": isRight(result) ? "pass" : "fail" },
-          element("th", { scope: "row" }, `${isRight(result) ? "✓" : "✗"} ${shown(kernel)}`),
-          element("td", {}, exact.isMatch ? `all ${count(exact.elements)} equal` : probeFault(exact)),
-          element("td", {}, bounded.isMatch ? `within the bound, worst ${general(shareOf(bounded.worst), 2)} of it` : probeFault(bounded)),
-          element("td", {}, timing ? `${general(timing.ms, 3)} ms` : "not timed"),
-        );
-      }),
-    ),
-  );
+  const clock = results.every(({ timing }) => !timing || timing.clock === "gpu") ? "GPU clock" : "wall clock";
+  const titles = ["kernel", "integers", "real numbers", clock];
+  const line = (/** @type {import("./verify.js").KernelResult} */ result) => {
+    const { kernel, exact, bounded, timing } = result;
+    const verdict = isRight(result) ? "pass" : "fail";
+    const texts = [
+      exact.isMatch ? `all ${count(exact.elements)} equal` : probeFault(exact),
+      bounded.isMatch ? `worst is ${general(shareOf(bounded.worst), 2)} of the bound` : probeFault(bounded),
+      timing ? `${general(timing.ms, 3)} ms` : "not timed",
+    ];
+    const title = element("th", { scope: "row" }, `${verdict === "pass" ? "✓" : "✗"} ${shown(kernel)}`);
+    const cells = texts.map((text, i) => element("td", { "data-title": titles[i + 1] }, text)); // for narrow pages
+    return element("tr", { "data-kernel": kernel, "data-verdict": verdict }, title, ...cells);
+  };
+  const head = element("tr", {}, ...titles.map((title) => element("th", { scope: "col" }, title)));
+  return element("table", { className: "kernels" }, element("thead", {}, head), element("tbody", {}, ...results.map(line)));
 }
 
 /** @param {import("./judge.js").Comparison} probe */
@@ -108,7 +103,7 @@ function faults({ kernel, exact, bounded }) {
   }
   if (exact.isMatch && bounded.failures) texts.push("the codes are read right: look at the scales, or at inputs that are no small integers");
   const hint = "For likely causes: qcs4w verify FILE --kernel KERNEL";
-  return notice("error", shown(kernel), hint, texts);
+  return notice("error", `${shown(kernel)} gives wrong numbers`, hint, texts);
 }
 
 /**
@@ -130,7 +125,7 @@ function firstNumbers({ kernel, y, bounded }, { wanted }, { outFeatures: N }, ro
   const head = ["", "GPU, float32", "JavaScript, float64", "error", "bound"].map((title) => element("th", { scope: "col" }, title));
   return element(
     "details",
-    {},
+    { open: true },
     element("summary", {}, `First numbers of ${shown(kernel)}`),
     element("div", { className: "scroll" }, element("table", { className: "numbers" }, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...shownOnes.map(line)))),
   );
