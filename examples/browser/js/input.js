@@ -51,15 +51,29 @@ export function isNpy(file) {
   return file.name.toLowerCase().endsWith(".npy");
 }
 
+/** Tell whether a sound safetensors file has an x for a weight. @param {File} file @param {import("./container.js").PackedEntry} entry */
+export async function holdsInput(file, entry) {
+  return inputName(await openSafetensors(file), entry) !== undefined;
+}
+
+/**
+ * Return the name of x in a file: the weight's, its module's, or that of the only tensor.
+ * @param {import("./safetensors.js").SafetensorsFile} opened
+ * @param {import("./container.js").PackedEntry} entry
+ */
+function inputName({ slots }, { name }) {
+  const names = [name, name.replace(/\.weight$/, ""), ...(slots.size === 1 ? slots.keys() : [])];
+  return names.find((candidate) => slots.has(candidate));
+}
+
 /** @param {File} file @param {import("./container.js").PackedEntry} entry @returns {Promise<Input>} */
 async function readFromSafetensors(file, entry) {
-  const { slots } = await openSafetensors(file);
-  const names = [entry.name, entry.name.replace(/\.weight$/, ""), ...(slots.size === 1 ? slots.keys() : [])];
-  const name = names.find((candidate) => slots.has(candidate));
-  const slot = name === undefined ? undefined : slots.get(name);
+  const opened = await openSafetensors(file);
+  const name = inputName(opened, entry);
+  const slot = name === undefined ? undefined : opened.slots.get(name);
   if (!slot) {
     throw new PageError(
-      `${shown(file.name)}: holds ${slots.size} tensors, none of them named ${quoted(entry.name)}`,
+      `${shown(file.name)}: holds ${opened.slots.size} tensors, none of them named ${quoted(entry.name)}`,
       "Name x as the weight or its module, or drop a .npy file.",
     );
   }

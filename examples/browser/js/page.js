@@ -6,7 +6,7 @@ import { byId, element, notice } from "./dom.js";
 import { PageError, Stopped } from "./errors.js";
 import { Gpu, NoGpuError, adapterName, findAdapter, isSoftware } from "./gpu.js";
 import { browserHelp } from "./help.js";
-import { isNpy, randomInput, readInput } from "./input.js";
+import { holdsInput, isNpy, randomInput, readInput } from "./input.js";
 import { LINEAR_KERNELS, readKernel, shippedKernel } from "./kernel.js";
 import { Progress } from "./progress.js";
 import { count, plural, shown } from "./text.js";
@@ -50,7 +50,7 @@ async function takeFiles(files) {
       else if (isNpy(file)) takeInput(file);
       else await open(file);
     } catch (error) {
-      if (error instanceof NotPackedError && container) takeInput(file);
+      if (error instanceof NotPackedError && entry && (await holdsInput(file, entry))) takeInput(file);
       else showProblem(error);
     }
   }
@@ -69,6 +69,7 @@ async function open(file) {
   container = opened;
   weight = null;
   xFile = null;
+  byId("x-random", HTMLInputElement).checked = true;
   byId("file-title", HTMLElement).textContent = shown(file.name);
   byId("file-facts", HTMLElement).textContent = fileFacts(container);
   byId("file-problems", HTMLElement).replaceChildren(...fileProblems(container));
