@@ -10,12 +10,13 @@ export PYTHON TORCH_INDEX
 INSTALLED := .installed
 $(shell [ -x "$(VENV)/bin/qcs4w" ] && [ "$$(cat $(INSTALLED) 2>/dev/null)" = "$(VENV)" ] || rm -f $(INSTALLED))
 
-.PHONY: help demo test test-all lint types format build install adapter clean
+.PHONY: help demo test browser test-all lint types format build install adapter clean
 
 help:
 	@echo "make demo      pack, run and verify the weights of a real model"
 	@echo "make test      the tests, on any adapter or Mesa's software driver"
-	@echo "make test-all  the tests, and what is too heavy for every run (nothing yet)"
+	@echo "make browser   the tests of examples/browser in a headless Chromium"
+	@echo "make test-all  all of them"
 	@echo "make lint      ruff     make types   mypy     make format   ruff format"
 	@echo "make build     wheel and sdist, their content checked"
 	@echo "make clean     what the others made in this folder"
@@ -36,8 +37,11 @@ demo: adapter
 test: adapter
 	QCS4W_REQUIRE_ADAPTER=1 "$(VENV)/bin/python" -m pytest
 
-test-all: test
-	@echo "nothing is too heavy for make test yet"
+browser: adapter
+	@.ci/ensure-chromium
+	QCS4W_REQUIRE_ADAPTER=1 "$(VENV)/bin/python" -m pytest tests/browser
+
+test-all: test browser
 
 lint: install
 	"$(VENV)/bin/ruff" check .

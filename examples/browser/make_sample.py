@@ -1,15 +1,16 @@
-"""Make the page's sample: four small weights with sizes that betray a wrong tail, packed by `qcs4w pack`.
+"""Make the page's sample: four small weights with sizes that betray a wrong tail, packed as `qcs4w pack` does.
 
-Usage: make_sample.py [OUT.safetensors], by default the sample.safetensors beside this file. Needs qcs4w on the PATH.
+Usage: make_sample.py [OUT.safetensors], by default the sample.safetensors beside this file.
 """
 
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 from safetensors.numpy import save_file
+
+from qcs4w_packer import pack_file
 
 SAMPLE = Path(__file__).parent / "sample.safetensors"
 SHAPES = {"block.up_proj": (128, 129), "block.down_proj": (65, 128), "long_row": (7, 2047), "smallest": (1, 1)}
@@ -26,7 +27,7 @@ def main(output: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "model.safetensors"
         save_file(weights, source)
-        subprocess.run(["qcs4w", "pack", source, "-o", output, "--force"], check=True)  # noqa: S607
+        pack_file(source, output, force=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from chromium import chromium, opened, served
+from chromium import chromium, find_chromium, opened, served
 from page_under_test import PAGE, PackedPage
 from playwright.sync_api import Browser
 
@@ -23,6 +23,14 @@ def browser() -> Iterator[Browser]:
     """A Chromium with WebGPU; where there is none, that is a failure and no skip."""
     with chromium() as started:
         yield started
+
+
+@pytest.fixture
+def browser_without_webgpu(browser: Browser) -> Iterator[Browser]:
+    """A Chromium that offers no adapter, beside the other one: Playwright runs once a process."""
+    started = browser.browser_type.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="module")

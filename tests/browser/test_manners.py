@@ -1,4 +1,4 @@
-"""How the page behaves: nothing leaves the machine, the keyboard is enough, narrow and dark are served, loss is told."""
+"""How the page behaves: nothing leaves the machine, the keyboard is enough, it fits any width, faults are explained."""
 
 import base64
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from chromium import chromium, opened, requests_of, served
+from chromium import opened, requests_of, served
 from page_under_test import PAGE, PackedPage
 from playwright.sync_api import Browser, Error, Request
 from safetensors import safe_open
@@ -59,7 +59,7 @@ def test_nothing_leaves_the_machine(browser: Browser, address: str) -> None:
     with opened(browser, "about:blank") as raw:
         urls = requests_of(raw)
         sent: list[Request] = []
-        raw.on("request", sent.append)
+        raw.on("request", lambda request: sent.append(request))
         raw.goto(address + PAGE)
         page = PackedPage.ready(raw)
         page.open(SAMPLE)
@@ -70,7 +70,7 @@ def test_nothing_leaves_the_machine(browser: Browser, address: str) -> None:
         assert all(url.startswith(address) for url in own), own
         assert {request.method for request in sent} == {"GET"}
         assert not any(request.post_data for request in sent)
-        with served(ROOT) as elsewhere, pytest.raises(Error, match="Failed to fetch|Content Security"):
+        with served(ROOT) as elsewhere, pytest.raises(Error, match="Failed to fetch"):
             raw.evaluate("async (url) => { await fetch(url, { mode: 'no-cors' }); }", f"{elsewhere}/README.md")
         with pytest.raises(Error, match="TrustedHTML"):
             raw.evaluate("() => { document.body.innerHTML = '<b>x</b>'; }")
@@ -110,15 +110,17 @@ def test_the_keyboard_is_enough(page: PackedPage) -> None:
                 break
         else:
             pytest.fail(f"Tab does not reach {selector}")
-        assert raw.evaluate(
-            """() => [document.activeElement, document.activeElement.labels?.[0]].some((shown) =>
-              shown && getComputedStyle(shown).outlineStyle !== "none" && getComputedStyle(shown).outlineWidth !== "0px")"""
-        ), f"{selector} does not show that it has the focus"
+        shows = """(element) => [element, element.labels?.[0]].some((each) => {
+          const { outlineStyle, outlineWidth } = each ? getComputedStyle(each) : { outlineStyle: "none" };
+          return outlineStyle !== "none" && outlineWidth !== "0px";
+        })"""
+        closest = ":focus, .tensor:focus-within"
+        assert any(raw.eval_on_selector_all(closest, f"all => all.map({shows})")), f"{selector}: the focus is not seen"
 
+    # Listening from the start: a chooser that opens before Playwright hears of it is lost.
+    raw.on("filechooser", lambda chooser: chooser.set_files(str(SAMPLE)))
     tab_to("#file")
-    with raw.expect_file_chooser() as chooser:
-        raw.keyboard.press("Enter")
-    chooser.value.set_files(str(SAMPLE))
+    raw.keyboard.press("Enter")
     raw.wait_for_selector("#digest[data-state=pass]")
     tab_to("input[name=tensor]")
     for _ in range(3):
@@ -189,9 +191,9 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_without_an_adapter_files_can_still_be_looked_at(address: str) -> None:
+def test_without_an_adapter_files_can_still_be_looked_at(browser_without_webgpu: Browser, address: str) -> None:
     """The page says so at once and what to do, shows the nibbles, and running explains why not."""
-    with chromium(webgpu=False) as without, opened(without, address + PAGE) as raw:
+    with opened(browser_without_webgpu, address + PAGE) as raw:
         page = PackedPage.ready(raw)
         assert raw.inner_text("#adapter") == "no WebGPU here"
         help_text = raw.inner_text("#help-card")

@@ -39,7 +39,7 @@ def run_by_command(qcs4w: CommandLine, packed: Path, x: Path) -> NDArray[np.floa
 def test_every_kernel_agrees_with_the_command_line_within_the_bound(
     shared_page: PackedPage, qcs4w: CommandLine, tmp_path: Path, out_features: int, in_features: int
 ) -> None:
-    """y of each kernel lies within the judge's bound, and no further from the command line's y than both bounds."""
+    """Y of each kernel lies within the judge's bound, and no further from the command line's y than both bounds."""
     weight = np.random.default_rng((out_features, in_features)).standard_normal((out_features, in_features), np.float32)
     packed_file = tmp_path / "packed.safetensors"
     save_container(packed_file, {"fc.weight": pack_weight(weight)})
@@ -122,7 +122,7 @@ def test_x_may_be_of_any_rank_and_float_dtype(shared_page: PackedPage, tmp_path:
 
 
 def test_x_may_be_a_safetensors_file(shared_page: PackedPage, tmp_path: Path) -> None:
-    """x is found in a safetensors file by the weight's or the module's name, bfloat16 included."""
+    """The input is found in a safetensors file by the weight's or the module's name, bfloat16 included."""
     import torch
     from safetensors.torch import save_file
 

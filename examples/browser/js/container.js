@@ -32,9 +32,9 @@ const READ_AT_ONCE = 64;
  * A packed weight in memory.
  * @typedef {object} Weight
  * @property {PackedEntry} entry
- * @property {Uint8Array} packed N · K_packed bytes
+ * @property {Uint8Array<ArrayBuffer>} packed N · K_packed bytes
  * @property {Float32Array} scales N
- * @property {Uint8Array} scaleBytes the scales as they lie in the file
+ * @property {Uint8Array<ArrayBuffer>} scaleBytes the scales as they lie in the file
  */
 
 /** A sound safetensors file without anything packed in it. */
@@ -145,9 +145,14 @@ export class Container {
       return {};
     }
     if (document.version !== VERSION) {
-      this.problems.push(`has container version ${quoted(document.version)}, this page reads ${VERSION}: a newer qcs4w may read it`);
+      this.problems.push(
+        `has container version ${quoted(document.version)}, this page reads ${VERSION}: a newer qcs4w may read it`,
+      );
     }
-    for (const [key, expected] of /** @type {const} */ ([["nibble_order", LAYOUTS[0].name], ["offset", OFFSET]])) {
+    for (const [key, expected] of /** @type {const} */ ([
+      ["nibble_order", LAYOUTS[0].name],
+      ["offset", OFFSET],
+    ])) {
       if (document[key] !== expected) {
         this.problems.push(`states ${key} ${quoted(document[key])}, this page reads ${quoted(expected)}`);
       }
@@ -156,12 +161,16 @@ export class Container {
   }
 
   async #readEntries() {
-    const stored = [...this.#slots.keys()].filter((name) => name.endsWith(PACKED)).map((n) => n.slice(0, -PACKED.length));
+    const stored = [...this.#slots.keys()]
+      .filter((name) => name.endsWith(PACKED))
+      .map((n) => n.slice(0, -PACKED.length));
     const described = isObject(this.document.tensors) ? this.document.tensors : null;
     if (described) {
       for (const name of Object.keys(described)) {
         if (!this.#slots.has(name + PACKED)) {
-          this.problems.push(`tensor ${quoted(name)} is described in the metadata but ${shown(name + PACKED)} is missing`);
+          this.problems.push(
+            `tensor ${quoted(name)} is described in the metadata but ${shown(name + PACKED)} is missing`,
+          );
         }
       }
       if (!stored.length) this.problems.push("holds no packed tensor");
@@ -179,7 +188,8 @@ export class Container {
     for (const [name, { said }] of this.entries) {
       for (const alias of said?.aliases ?? []) {
         const other = names.get(alias) ?? name;
-        if (other !== name) this.problems.push(`${quoted(alias)} is an alias of tensor ${quoted(name)} and of ${quoted(other)}`);
+        if (other !== name)
+          this.problems.push(`${quoted(alias)} is an alias of tensor ${quoted(name)} and of ${quoted(other)}`);
         names.set(alias, name);
       }
     }
@@ -204,7 +214,10 @@ export class Container {
     const view = new DataView((await readBytes(this.file, shape.start, 16)).buffer);
     const [rows, columns] = [0, 8].map((at) => Number(view.getBigInt64(at, true)));
     const width = packedWidth(columns);
-    for (const [suffix, dtype, expected] of /** @type {const} */ ([[PACKED, "U8", [rows, width]], [SCALE, "F32", [rows]]])) {
+    for (const [suffix, dtype, expected] of /** @type {const} */ ([
+      [PACKED, "U8", [rows, width]],
+      [SCALE, "F32", [rows]],
+    ])) {
       const slot = this.#slot(name + suffix);
       if (rows < 1 || columns < 1 || slot.dtype !== dtype || String(slot.shape) !== String(expected)) {
         return refuse(
@@ -225,7 +238,7 @@ export class Container {
   }
 }
 
-/** Return little-endian bytes as floats. @param {Uint8Array} bytes */
+/** Return little-endian bytes as floats. @param {Uint8Array<ArrayBuffer>} bytes */
 function floatsOf(bytes) {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   return Float32Array.from({ length: bytes.length / 4 }, (_, i) => view.getFloat32(4 * i, true));
@@ -235,12 +248,15 @@ function floatsOf(bytes) {
 function faultOf(said) {
   if (!isObject(said)) return "not an object";
   const aliases = said.aliases ?? [];
-  if (!Array.isArray(aliases) || !aliases.every((alias) => typeof alias === "string")) return "aliases are not a list of names";
+  if (!Array.isArray(aliases) || !aliases.every((alias) => typeof alias === "string"))
+    return "aliases are not a list of names";
   const texts = [said.source_dtype, said.method, said.packed_sha256, said.scale_sha256];
   if (!texts.every((text) => typeof text === "string")) return "a text is missing";
   if (![...texts, ...aliases].every((text) => isUnicode(String(text)))) return "a text is not valid Unicode";
   const digests = [said.packed_sha256, said.scale_sha256];
-  return digests.every((digest) => /^[0-9a-f]{64}$/.test(String(digest))) ? null : "a digest is not the hex of a sha256";
+  return digests.every((digest) => /^[0-9a-f]{64}$/.test(String(digest)))
+    ? null
+    : "a digest is not the hex of a sha256";
 }
 
 /** @param {any} said a sound description */

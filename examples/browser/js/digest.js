@@ -19,7 +19,8 @@ export async function wrongDigests({ entry, packed, scaleBytes }) {
     ["scales", scaleBytes, scale_sha256],
   ])) {
     const found = hex(await crypto.subtle.digest("SHA-256", bytes));
-    if (found !== stated) wrong.push(`sha256 of the ${what} of ${shown(entry.name)} is ${found}, the metadata says ${stated}`);
+    if (found !== stated)
+      wrong.push(`sha256 of the ${what} of ${shown(entry.name)} is ${found}, the metadata says ${stated}`);
   }
   return wrong;
 }

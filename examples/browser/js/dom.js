@@ -34,7 +34,11 @@ export function element(tag, properties = {}, ...children) {
  * @param {[string, string | Node][]} pairs
  */
 export function descriptions(pairs) {
-  return element("dl", {}, ...pairs.map(([term, said]) => element("div", {}, element("dt", {}, term), element("dd", {}, said))));
+  return element(
+    "dl",
+    {},
+    ...pairs.map(([term, said]) => element("div", {}, element("dt", {}, term), element("dd", {}, said))),
+  );
 }
 
 /**

@@ -16,7 +16,8 @@ const LARGEST = 1n << 128n;
  * @throws {PageError} it is not understood, or has a name that is not known
  */
 export function evaluate(text, names, where) {
-  const fault = (/** @type {string} */ why) => new PageError(`${where}: cannot evaluate '${text.slice(0, 100)}': ${why}`);
+  const fault = (/** @type {string} */ why) =>
+    new PageError(`${where}: cannot evaluate '${text.slice(0, 100)}': ${why}`);
   if (text.length > LONGEST) throw fault(`it has ${text.length} characters, expected ${LONGEST} at most`);
   const tokens = text.match(/0[xX][0-9a-fA-F]+[iu]?\b|\d+[iu]?\b|[A-Za-z_]\w*|\S/g) ?? [];
   let at = 0;

@@ -44,7 +44,10 @@ export class Gpu {
       });
       return new Gpu(adapter, device);
     } catch (error) {
-      throw new PageError(`the browser refuses a device on ${adapterName(adapter)}: ${words(error)}`, "Reload the page, or restart the browser.");
+      throw new PageError(
+        `the browser refuses a device on ${adapterName(adapter)}: ${words(error)}`,
+        "Reload the page, or restart the browser.",
+      );
     }
   }
 
@@ -63,7 +66,11 @@ export class Gpu {
    * @param {string} label
    */
   upload(array, label) {
-    const buffer = this.buffer(array.byteLength, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST, label);
+    const buffer = this.buffer(
+      array.byteLength,
+      GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST,
+      label,
+    );
     const pieces = Math.ceil(array.byteLength / UPLOAD_BYTES);
     for (let i = 0; i < pieces; i++) {
       const start = i * UPLOAD_BYTES;
@@ -159,10 +166,16 @@ export class Gpu {
     const faults = (await module.getCompilationInfo()).messages.filter(({ type }) => type === "error");
     if (faults.length) {
       const [{ lineNum, message }] = faults;
-      throw new PageError(`kernel '${shown(kernel.name)}' does not compile: line ${lineNum}: ${message.slice(0, 1000)}`);
+      throw new PageError(
+        `kernel '${shown(kernel.name)}' does not compile: line ${lineNum}: ${message.slice(0, 1000)}`,
+      );
     }
     const layout = this.device.createBindGroupLayout({
-      entries: [...kernel.bindings].map(([binding, type]) => ({ binding, visibility: GPUShaderStage.COMPUTE, buffer: { type } })),
+      entries: [...kernel.bindings].map(([binding, type]) => ({
+        binding,
+        visibility: GPUShaderStage.COMPUTE,
+        buffer: { type },
+      })),
     });
     const pipeline = await this.device.createComputePipelineAsync({
       label: kernel.name,
@@ -202,7 +215,10 @@ export function adapterName({ info }) {
 
 /** Tell whether an adapter computes on the CPU. @param {GPUAdapter} adapter */
 export function isSoftware({ info }) {
-  return info.isFallbackAdapter === true || /swiftshader|llvmpipe|lavapipe|basic render/i.test(`${info.architecture} ${info.description}`);
+  return (
+    info.isFallbackAdapter === true ||
+    /swiftshader|llvmpipe|lavapipe|basic render/i.test(`${info.architecture} ${info.description}`)
+  );
 }
 
 /** @param {unknown} error */

@@ -30,7 +30,8 @@ export function randomInput(rows, inFeatures, seed) {
  * @throws {PageError} the file is not sound, or x does not fit the weight
  */
 export async function readInput(file, entry) {
-  if (file.size > MOST_BYTES) throw new PageError(`${shown(file.name)}: has more than 1 GiB`, "Use the command line: qcs4w run.");
+  if (file.size > MOST_BYTES)
+    throw new PageError(`${shown(file.name)}: has more than 1 GiB`, "Use the command line: qcs4w run.");
   const input = isNpy(file) ? await readNpy(file) : await readFromSafetensors(file, entry);
   const { shape, values } = input;
   const label = `${shown(file.name)}: x of '${shown(entry.name)}'`;
@@ -41,7 +42,9 @@ export async function readInput(file, entry) {
   const wrong = values.findIndex((value) => !Number.isFinite(value));
   if (wrong >= 0) {
     const [row, column] = [Math.floor(wrong / entry.inFeatures), wrong % entry.inFeatures];
-    throw new PageError(`${label} holds ${values[wrong]} at row ${row}, column ${column}; it must be finite in float32`);
+    throw new PageError(
+      `${label} holds ${values[wrong]} at row ${row}, column ${column}; it must be finite in float32`,
+    );
   }
   return input;
 }
@@ -77,7 +80,8 @@ async function readFromSafetensors(file, entry) {
       "Name x as the weight or its module, or drop a .npy file.",
     );
   }
-  if (!FLOAT_DTYPES.includes(slot.dtype)) throw new PageError(`${shown(file.name)}: ${quoted(name)} is ${slot.dtype}, expected floats`);
+  if (!FLOAT_DTYPES.includes(slot.dtype))
+    throw new PageError(`${shown(file.name)}: ${quoted(name)} is ${slot.dtype}, expected floats`);
   const bytes = await readBytes(file, slot.start, slot.nbytes);
-  return { shape: slot.shape, values: floatsFrom(slot.dtype, /** @type {ArrayBuffer} */ (bytes.buffer)) };
+  return { shape: slot.shape, values: floatsFrom(slot.dtype, bytes.buffer) };
 }

@@ -51,7 +51,9 @@ export async function reference(weight, x, factor, progress, { unitScales = fals
   const { outFeatures: N, inFeatures: K, width } = weight.entry;
   const M = x.length / K;
   const wide = Float64Array.from(x);
-  const xSums = Float64Array.from({ length: M }, (_, m) => wide.subarray(m * K, (m + 1) * K).reduce((sum, v) => sum + Math.abs(v), 0));
+  const xSums = Float64Array.from({ length: M }, (_, m) =>
+    wide.subarray(m * K, (m + 1) * K).reduce((sum, v) => sum + Math.abs(v), 0),
+  );
   const y = new Float64Array(M * N);
   const bound = new Float64Array(M * N);
   const row = new Float64Array(K);
@@ -88,7 +90,8 @@ export async function reference(weight, x, factor, progress, { unitScales = fals
  * @throws {PageError}
  */
 export function checkDomain({ entry, scales }, x) {
-  const largest = (/** @type {Float32Array} */ values) => values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
+  const largest = (/** @type {Float32Array} */ values) =>
+    values.reduce((most, value) => Math.max(most, Math.abs(value)), 0);
   const [xMost, scaleMost] = [largest(x), largest(scales)];
   const reach = 8 * entry.inFeatures * xMost * Math.max(1, scaleMost);
   if (reach < 2 ** 127) return;

@@ -71,7 +71,8 @@ async function fetchKernel(name) {
   } catch {
     throw new PageError(`kernel '${name}' cannot be fetched from ${url.pathname}: the server does not answer`, mend);
   }
-  if (!response.ok) throw new PageError(`kernel '${name}' cannot be fetched from ${url.pathname}: ${response.status}`, mend);
+  if (!response.ok)
+    throw new PageError(`kernel '${name}' cannot be fetched from ${url.pathname}: ${response.status}`, mend);
   return parseKernel(name, await response.text());
 }
 
@@ -80,7 +81,8 @@ async function fetchKernel(name) {
  * @param {File} file
  */
 export async function readKernel(file) {
-  if (file.size > MOST_BYTES) throw new PageError(`${shown(file.name)}: has ${file.size} bytes, expected ${MOST_BYTES} at most`);
+  if (file.size > MOST_BYTES)
+    throw new PageError(`${shown(file.name)}: has ${file.size} bytes, expected ${MOST_BYTES} at most`);
   const kernel = parseKernel(file.name.replace(/\.wgsl$/i, ""), await file.text());
   checkLinear(kernel);
   return kernel;
@@ -121,7 +123,8 @@ export function parseKernel(name, source) {
   for (const found of code.matchAll(BINDING)) {
     const [group, binding] = [attribute(found, "group"), attribute(found, "binding")];
     if (group === null || binding === null) continue;
-    if (evaluate(group, constants, where) !== 0) throw new PageError(`${where} has a binding in group ${group}; group 0 is served only`);
+    if (evaluate(group, constants, where) !== 0)
+      throw new PageError(`${where} has a binding in group ${group}; group 0 is served only`);
     bindings.set(evaluate(binding, constants, where), kindOf(found.groups?.space, found.groups?.access));
   }
   const rowAlign = evaluate(directives.get("row_align") ?? "1", constants, `${where}: row_align`);
@@ -143,7 +146,8 @@ export function workgroups(kernel, sizes) {
 
 /** Check that a kernel has the bindings of the linear. @param {Kernel} kernel */
 function checkLinear({ name, bindings }) {
-  const isRight = bindings.size === LINEAR_BINDINGS.size && [...LINEAR_BINDINGS].every(([i, kind]) => bindings.get(i) === kind);
+  const isRight =
+    bindings.size === LINEAR_BINDINGS.size && [...LINEAR_BINDINGS].every(([i, kind]) => bindings.get(i) === kind);
   if (isRight) return;
   const found = [...bindings].map(([index, kind]) => `${index} ${kind}`).join(", ") || "none";
   throw new PageError(
@@ -160,7 +164,9 @@ function checkSize(code, where) {
     depth += "([{".includes(bracket) ? 1 : -1;
     deepest = Math.max(deepest, depth);
   }
-  const most = Math.max(...[/\bconst\b/g, /\boverride\b/g, /@/g, /\bvar\b/g].map((kind) => (code.match(kind) ?? []).length));
+  const most = Math.max(
+    ...[/\bconst\b/g, /\boverride\b/g, /@/g, /\bvar\b/g].map((kind) => (code.match(kind) ?? []).length),
+  );
   if (deepest > DEEPEST || most > MOST_OF_A_KIND) {
     throw new PageError(
       `${where} is not read: it is nested ${deepest} deep and has ${most} declarations of a kind, ` +

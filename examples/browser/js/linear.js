@@ -43,7 +43,11 @@ export class Linear {
   constructor(gpu, weight, stride) {
     this.#gpu = gpu;
     this.#weight = weight;
-    this.#weights = gpu.buffer(weight.entry.outFeatures * stride, GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST, "packed weights");
+    this.#weights = gpu.buffer(
+      weight.entry.outFeatures * stride,
+      GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST,
+      "packed weights",
+    );
     this.#scales = gpu.upload(weight.scales, "scales");
     this.#ones = gpu.upload(new Float32Array(weight.scales.length).fill(1), "scales of 1");
     this.stride = stride;
@@ -122,7 +126,12 @@ export class Linear {
   async #with(kernel, plan, x, unitScales, work) {
     const y = this.#gpu.upload(new Uint32Array(plan.sizes.M * plan.sizes.N + GUARD_WORDS).fill(POISON), "y");
     const xBuffer = this.#gpu.upload(x, "x");
-    const buffers = new Map([[0, y], [1, xBuffer], [2, this.#weights], [3, unitScales ? this.#ones : this.#scales]]);
+    const buffers = new Map([
+      [0, y],
+      [1, xBuffer],
+      [2, this.#weights],
+      [3, unitScales ? this.#ones : this.#scales],
+    ]);
     try {
       return await work(await this.#gpu.prepare(kernel, buffers, plan), y);
     } finally {
@@ -162,7 +171,11 @@ export class Linear {
       return { ms: wallMs, wallMs, clock: "wall" };
     }
     const querySet = device.createQuerySet({ type: "timestamp", count: 2 });
-    const stamps = device.createBuffer({ label: "stamps", size: 16, usage: GPUBufferUsage.QUERY_RESOLVE | GPUBufferUsage.COPY_SRC });
+    const stamps = device.createBuffer({
+      label: "stamps",
+      size: 16,
+      usage: GPUBufferUsage.QUERY_RESOLVE | GPUBufferUsage.COPY_SRC,
+    });
     try {
       const start = performance.now();
       const writes = { querySet, beginningOfPassWriteIndex: 0, endOfPassWriteIndex: 1 };

@@ -25,7 +25,9 @@ export async function readNpy(file) {
   const fault = (/** @type {string} */ message) =>
     new PageError(`${shown(file.name)}: ${message}`, "Save it again: numpy.save('x.npy', x.astype('float32')).");
   const head = new DataView(await file.slice(0, 12).arrayBuffer());
-  const magic = Array.from({ length: Math.min(6, head.byteLength) }, (_, i) => String.fromCharCode(head.getUint8(i))).join("");
+  const magic = Array.from({ length: Math.min(6, head.byteLength) }, (_, i) =>
+    String.fromCharCode(head.getUint8(i)),
+  ).join("");
   if (head.byteLength < 12 || magic !== MAGIC) throw fault("is not a .npy file");
   const version = head.getUint8(6);
   if (version < 1 || version > 3) throw fault(`is of .npy version ${version}, which is not known`);
@@ -38,14 +40,21 @@ export async function readNpy(file) {
   const shapeText = /'shape'\s*:\s*\(([\d\s,]*)\)/.exec(header)?.[1];
   if (order === undefined || shapeText === undefined) throw fault("its header is not understood");
   if (descr === undefined || !Object.hasOwn(DTYPES, descr)) {
-    throw fault(`holds ${descr === undefined ? "something else than one array" : `dtype ${shown(descr)}`}, expected floats`);
+    throw fault(
+      `holds ${descr === undefined ? "something else than one array" : `dtype ${shown(descr)}`}, expected floats`,
+    );
   }
   if (order === "True") throw fault("lies in Fortran order, expected C order");
-  const shape = shapeText.split(",").filter((size) => size.trim()).map(Number);
+  const shape = shapeText
+    .split(",")
+    .filter((size) => size.trim())
+    .map(Number);
   const elements = shape.reduce((product, size) => product * size, 1);
   const nbytes = elements * Number(descr[2]);
   if (start + length + nbytes !== file.size) {
-    throw fault(`${descr} [${shape}] needs ${count(nbytes)} bytes of data, the file has ${count(file.size - start - length)}`);
+    throw fault(
+      `${descr} [${shape}] needs ${count(nbytes)} bytes of data, the file has ${count(file.size - start - length)}`,
+    );
   }
   return { shape, values: floatsFrom(DTYPES[descr], await file.slice(start + length).arrayBuffer()) };
 }

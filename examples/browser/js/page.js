@@ -78,7 +78,8 @@ async function open(file) {
   byId("work", HTMLElement).hidden = false;
   byId("empty", HTMLElement).hidden = true;
   document.body.dataset.file = "open";
-  byId("drop-title", HTMLElement).textContent = "Drop another packed file, an x (.npy, .safetensors) or a kernel (.wgsl)";
+  byId("drop-title", HTMLElement).textContent =
+    "Drop another packed file, an x (.npy, .safetensors) or a kernel (.wgsl)";
   const [first] = container.entries.values();
   const parts = ["file-card", "run-card", "dump-card"].map((id) => byId(id, HTMLElement));
   parts[1].hidden = parts[2].hidden = byId("tensors", HTMLElement).hidden = !first;
@@ -124,7 +125,9 @@ async function showDigest(from, of, place) {
     const wrong = await wrongDigests(await weightOf(from, of, new Progress(() => {}, look.signal)));
     if (!wrong.length) return say("pass", "✓ sha256 of bytes and scales match");
     say("fail", "✗ MISMATCH");
-    place.after(notice("error", wrong.join("; "), "The file was damaged or edited after packing. It is shown, but not run."));
+    place.after(
+      notice("error", wrong.join("; "), "The file was damaged or edited after packing. It is shown, but not run."),
+    );
     return undefined;
   } catch (error) {
     if (error instanceof Stopped) return undefined;
@@ -146,13 +149,21 @@ async function run(from, of) {
   setRunning(true);
   byId("result", HTMLElement).replaceChildren();
   try {
-    if (from.problems.length) throw new PageError("a reader refuses this file, so nothing of it is run", from.problems[0]);
+    if (from.problems.length)
+      throw new PageError("a reader refuses this file, so nothing of it is run", from.problems[0]);
     await progress.part("Opening the device");
     if (!gpu || gpu.isLost) gpu = await Gpu.open();
     const kernels = await chosenKernels();
     const { input, inputSays, seed } = await chosenInput(of);
     const verdict = await verify(gpu, of, (p) => weightOf(from, of, p), kernels, input, seed, progress);
-    const said = { container: from, entry: of, input, inputSays, digestsChecked: CAN_DIGEST && of.said !== null, adapter: gpu.name };
+    const said = {
+      container: from,
+      entry: of,
+      input,
+      inputSays,
+      digestsChecked: CAN_DIGEST && of.said !== null,
+      adapter: gpu.name,
+    };
     byId("result", HTMLElement).replaceChildren(...verdictView(said, verdict));
     announce(verdict.isMatch ? `Verified: ${shown(of.name)}` : `Failed: ${shown(of.name)}`);
   } catch (error) {
@@ -176,7 +187,8 @@ async function chosenInput(of) {
     const rows = Number(byId("rows", HTMLInputElement).value);
     return { input: randomInput(rows, of.inFeatures, seed), inputSays: `random, seed ${seed}`, seed };
   }
-  if (!xFile) throw new PageError("there is no file for x yet", "Choose one, drop it on the page, or take random rows.");
+  if (!xFile)
+    throw new PageError("there is no file for x yet", "Choose one, drop it on the page, or take random rows.");
   return { input: await readInput(xFile, of), inputSays: shown(xFile.name), seed };
 }
 
@@ -198,7 +210,9 @@ function setRunning(isRunning) {
 /** @param {string} title @param {number} done @param {number} total */
 function showProgress(title, done, total) {
   const bar = byId("progress-bar", HTMLProgressElement);
-  byId("progress-text", HTMLElement).textContent = total ? `${title}: ${Math.floor((100 * done) / total)} %` : `${title} …`;
+  byId("progress-text", HTMLElement).textContent = total
+    ? `${title}: ${Math.floor((100 * done) / total)} %`
+    : `${title} …`;
   if (total) bar.value = done / total;
   else bar.removeAttribute("value");
 }
@@ -231,7 +245,9 @@ function takeKernel(kernel) {
 function fillKernels() {
   const choices = [["", EVERY_KERNEL], ...LINEAR_KERNELS.map((name) => [name, name])];
   if (ownKernel) choices.push(["own", `${shown(ownKernel.name)} (yours)`]);
-  byId("kernel", HTMLSelectElement).replaceChildren(...choices.map(([value, text]) => element("option", { value }, text)));
+  byId("kernel", HTMLSelectElement).replaceChildren(
+    ...choices.map(([value, text]) => element("option", { value }, text)),
+  );
 }
 
 const [introduction] = byId("result", HTMLElement).children;
@@ -257,7 +273,12 @@ function showRunProblem(error) {
     return;
   }
   const badge = element("strong", { className: "badge" }, "! Not checked");
-  const verdict = element("p", { className: "verdict", "data-verdict": "error" }, badge, element("span", {}, `${shown(entry?.name ?? "")} could not be checked.`));
+  const verdict = element(
+    "p",
+    { className: "verdict", "data-verdict": "error" },
+    badge,
+    element("span", {}, `${shown(entry?.name ?? "")} could not be checked.`),
+  );
   result.replaceChildren(verdict, noticeOf(error), ...(error instanceof NoGpuError ? [browserHelp()] : []));
   announce(`Could not be checked: ${error instanceof Error ? error.message : error}`);
 }
@@ -287,7 +308,9 @@ async function showAdapter() {
     chip.dataset.state = "none";
     chip.textContent = "no WebGPU here";
     byId("help-title", HTMLElement).textContent = "No WebGPU here: what to do";
-    byId("help", HTMLElement).prepend(notice("warning", error.message, error.hint || "Files can be looked at all the same, but not run."));
+    byId("help", HTMLElement).prepend(
+      notice("warning", error.message, error.hint || "Files can be looked at all the same, but not run."),
+    );
     byId("empty", HTMLElement).prepend(byId("help-card", HTMLElement));
   }
 }
@@ -323,7 +346,10 @@ function listenToDrops() {
 }
 
 function listen() {
-  for (const [id, take] of /** @type {[string, (files: File[]) => void][]} */ ([["file", takeFiles], ["x-file", takeFiles]])) {
+  for (const [id, take] of /** @type {[string, (files: File[]) => void][]} */ ([
+    ["file", takeFiles],
+    ["x-file", takeFiles],
+  ])) {
     const input = byId(id, HTMLInputElement);
     input.addEventListener("change", () => {
       const files = [...(input.files ?? [])];

@@ -53,8 +53,13 @@ export function planLinear(kernel, sizes, limits) {
       );
     }
   }
-  for (const [what, elements] of /** @type {[string, number][]} */ ([["M · N", M * N], ["M · K", M * K], ["N · K_packed", N * K_packed]])) {
-    if (elements >= U32_RANGE) throw new PageError(`${what} is ${count(elements)}, beyond the 32 bits of an index in WGSL`);
+  for (const [what, elements] of /** @type {[string, number][]} */ ([
+    ["M · N", M * N],
+    ["M · K", M * K],
+    ["N · K_packed", N * K_packed],
+  ])) {
+    if (elements >= U32_RANGE)
+      throw new PageError(`${what} is ${count(elements)}, beyond the 32 bits of an index in WGSL`);
   }
   return { sizes, grid: foldGrid(workgroups(kernel, sizes), limits.maxComputeWorkgroupsPerDimension) };
 }
@@ -67,7 +72,8 @@ export function planLinear(kernel, sizes, limits) {
  */
 export function foldGrid(total, limit) {
   const y = Math.max(1, Math.ceil(total / limit));
-  if (y > limit) throw new PageError(`${count(total)} workgroups exceed ${count(limit)} × ${count(limit)}`, "Use fewer rows.");
+  if (y > limit)
+    throw new PageError(`${count(total)} workgroups exceed ${count(limit)} × ${count(limit)}`, "Use fewer rows.");
   return [Math.max(1, Math.ceil(total / y)), y];
 }
 

@@ -16,11 +16,28 @@ const CHUNK = 32 * 2 ** 20;
 
 /** Bits of one element, for every dtype the format knows. @type {Record<string, number>} */
 const DTYPE_BITS = {
-  BOOL: 8, U8: 8, I8: 8, F8_E5M2: 8, F8_E4M3: 8, F8_E8M0: 8, F8_E4M3FNUZ: 8, F8_E5M2FNUZ: 8,
-  F4: 4, F6_E2M3: 6, F6_E3M2: 6,
-  I16: 16, U16: 16, F16: 16, BF16: 16,
-  I32: 32, U32: 32, F32: 32,
-  I64: 64, U64: 64, F64: 64, C64: 64,
+  BOOL: 8,
+  U8: 8,
+  I8: 8,
+  F8_E5M2: 8,
+  F8_E4M3: 8,
+  F8_E8M0: 8,
+  F8_E4M3FNUZ: 8,
+  F8_E5M2FNUZ: 8,
+  F4: 4,
+  F6_E2M3: 6,
+  F6_E3M2: 6,
+  I16: 16,
+  U16: 16,
+  F16: 16,
+  BF16: 16,
+  I32: 32,
+  U32: 32,
+  F32: 32,
+  I64: 64,
+  U64: 64,
+  F64: 64,
+  C64: 64,
 };
 
 /**
@@ -96,7 +113,7 @@ export async function openSafetensors(file) {
  * @param {number} start
  * @param {number} nbytes
  * @param {import("./progress.js").Progress} [progress]
- * @returns {Promise<Uint8Array>}
+ * @returns {Promise<Uint8Array<ArrayBuffer>>}
  */
 export async function readBytes(file, start, nbytes, progress) {
   try {
@@ -157,7 +174,9 @@ function slotOf(name, entry, dataStart, fileSize, fault) {
     );
   }
   if (dataStart + end > fileSize) {
-    throw fault(`tensor ${label} ends at byte ${count(dataStart + end)}, the file has ${count(fileSize)}: it is truncated`);
+    throw fault(
+      `tensor ${label} ends at byte ${count(dataStart + end)}, the file has ${count(fileSize)}: it is truncated`,
+    );
   }
   return { dtype, shape, start: dataStart + begin, nbytes: end - begin };
 }
@@ -173,7 +192,9 @@ function checkCover(slots, dataStart, fileSize, fault) {
   let end = dataStart;
   for (const [name, slot] of [...slots].sort(([, a], [, b]) => a.start - b.start || a.nbytes - b.nbytes)) {
     if (slot.start !== end) {
-      throw fault(`tensor ${quoted(name)} starts at byte ${count(slot.start)}, expected ${count(end)}: overlap or hole`);
+      throw fault(
+        `tensor ${quoted(name)} starts at byte ${count(slot.start)}, expected ${count(end)}: overlap or hole`,
+      );
     }
     end += slot.nbytes;
   }

@@ -80,7 +80,12 @@ export async function verify(gpu, entry, load, kernels, input, seed, progress) {
       const timing = isRight ? await gpu.checked(where, () => linear.time(kernel, bounded, input.values)) : null;
       results.push({ kernel: kernel.name, ...compared, timing, y: boundedRun.y });
     }
-    return { isMatch: results.every(({ exact, bounded }) => exact.isMatch && bounded.isMatch), results, wanted, factor };
+    return {
+      isMatch: results.every(({ exact, bounded }) => exact.isMatch && bounded.isMatch),
+      results,
+      wanted,
+      factor,
+    };
   } finally {
     linear.destroy();
   }
@@ -113,7 +118,11 @@ async function roundingFactor(gpu) {
   const a = nearlyNormal(PROBE_COUNT, draw);
   const b = nearlyNormal(PROBE_COUNT, draw).map((value) => value * 2 ** (Math.floor(draw() * 24) - 20));
   const sizes = { M: PROBE_COUNT, N: 1, K: 1, K_packed: 1 };
-  const buffers = new Map([[0, gpu.upload(new Float32Array(2 * PROBE_COUNT), "rounding probe")], [1, gpu.upload(a, "a")], [2, gpu.upload(b, "b")]]);
+  const buffers = new Map([
+    [0, gpu.upload(new Float32Array(2 * PROBE_COUNT), "rounding probe")],
+    [1, gpu.upload(a, "a")],
+    [2, gpu.upload(b, "b")],
+  ]);
   try {
     const [results] = buffers.values();
     const grid = foldGrid(workgroups(kernel, sizes), gpu.limits.maxComputeWorkgroupsPerDimension);
@@ -125,7 +134,9 @@ async function roundingFactor(gpu) {
     gpu.device.queue.submit([encoder.finish()]);
     const seen = new Float32Array((await gpu.read(results)).buffer);
     // Float64 holds a product of two float32 exactly, and a sum well enough for a second rounding to change nothing.
-    const isNearest = a.every((v, i) => seen[i] === Math.fround(v + b[i]) && seen[PROBE_COUNT + i] === Math.fround(v * b[i]));
+    const isNearest = a.every(
+      (v, i) => seen[i] === Math.fround(v + b[i]) && seen[PROBE_COUNT + i] === Math.fround(v * b[i]),
+    );
     return isNearest ? 1 : 2;
   } finally {
     for (const buffer of buffers.values()) buffer.destroy();

@@ -112,7 +112,7 @@ export class DumpView {
 
 /** @param {number} row @param {import("./dump.js").Cell[]} cells */
 function panelOf(row, cells) {
-  const half = ({ high, isPad }) => (isPad ? "pad" : high ? "high" : "low");
+  const half = (/** @type {import("./dump.js").Cell} */ { high, isPad }) => (isPad ? "pad" : high ? "high" : "low");
   const bytes = [];
   for (let i = 0; i < cells.length; i++) {
     const isWhole = cells[i].k % 2 === 0 && i + 1 < cells.length;
@@ -130,10 +130,17 @@ function panelOf(row, cells) {
     "table",
     { className: "nibbles" },
     element("caption", { className: "visually-hidden" }, `row ${row}, columns from ${cells[0].k}`),
-    line("k", cells.map(({ k, isPad }) => element("th", { scope: "col" }, isPad ? "pad" : String(k)))),
+    line(
+      "k",
+      cells.map(({ k, isPad }) => element("th", { scope: "col" }, isPad ? "pad" : String(k))),
+    ),
     line("byte", bytes, "bytes"),
     ...lines.map(([title, text, isColoured]) =>
-      line(title, cells.map((cell) => element("td", { className: isColoured ? half(cell) : "" }, text(cell))), title),
+      line(
+        title,
+        cells.map((cell) => element("td", { className: isColoured ? half(cell) : "" }, text(cell))),
+        title,
+      ),
     ),
   );
 }

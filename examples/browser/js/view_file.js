@@ -26,7 +26,14 @@ export function fileProblems({ problems, file }) {
   const items = problems.slice(0, MOST_PROBLEMS);
   if (problems.length > MOST_PROBLEMS) items.push(`and ${plural(problems.length - MOST_PROBLEMS, "more problem")}`);
   const hint = "A reader refuses this file, so nothing of it is run. What can be shown of it is shown.";
-  return [notice("error", `${shown(file.name)}: ${items.length === 1 ? first : "several things are wrong"}`, hint, items.length > 1 ? items : [])];
+  return [
+    notice(
+      "error",
+      `${shown(file.name)}: ${items.length === 1 ? first : "several things are wrong"}`,
+      hint,
+      items.length > 1 ? items : [],
+    ),
+  ];
 }
 
 /**
@@ -40,7 +47,10 @@ export function fillTensorList(list, { entries }, filter, chosen) {
   const wanted = filter.toLowerCase();
   const found = [...entries.values()].filter(({ name }) => name.toLowerCase().includes(wanted));
   list.replaceChildren(...found.slice(0, MOST_SHOWN).map((entry) => tensorChoice(entry, entry.name === chosen)));
-  if (found.length > MOST_SHOWN) list.append(element("p", { className: "note" }, `${count(found.length - MOST_SHOWN)} more: narrow them down by name`));
+  if (found.length > MOST_SHOWN)
+    list.append(
+      element("p", { className: "note" }, `${count(found.length - MOST_SHOWN)} more: narrow them down by name`),
+    );
   if (!found.length) list.append(element("p", { className: "note" }, "no tensor has that in its name"));
 }
 
@@ -68,9 +78,17 @@ export function entryFacts(container, entry, digest) {
   /** @type {[string, string | Node][]} */
   const pairs = [
     ["N × K", `${count(N)} outputs × ${count(K)} inputs`],
-    ["packed", `${count(N * width)} bytes, ${plural(width, "byte")} a row${K % 2 ? ", the last nibble is padding" : ""}`],
+    [
+      "packed",
+      `${count(N * width)} bytes, ${plural(width, "byte")} a row${K % 2 ? ", the last nibble is padding" : ""}`,
+    ],
     ["at byte", `${count(container.rowOffset(entry, 0))} of the file`],
-    ["source", said ? `${shown(said.source_dtype)}, scales by ${shown(said.method)}${said.transposed ? ", transposed" : ""}` : "not described"],
+    [
+      "source",
+      said
+        ? `${shown(said.source_dtype)}, scales by ${shown(said.method)}${said.transposed ? ", transposed" : ""}`
+        : "not described",
+    ],
     ["digests", digest],
   ];
   if (said?.aliases.length) pairs.push(["also", said.aliases.map(shown).join(", ")]);

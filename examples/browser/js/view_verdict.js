@@ -26,7 +26,9 @@ export function verdictView(job, verdict) {
   const { entry, input } = job;
   const rows = input.values.length / entry.inFeatures;
   const failed = verdict.results.filter((result) => !isRight(result));
-  const best = [...verdict.results].filter(isRight).sort((a, b) => (a.timing?.ms ?? 0) - (b.timing?.ms ?? 0))[0] ?? verdict.results[0];
+  const best =
+    [...verdict.results].filter(isRight).sort((a, b) => (a.timing?.ms ?? 0) - (b.timing?.ms ?? 0))[0] ??
+    verdict.results[0];
   const said = verdict.isMatch
     ? `y = x · Ŵᵀ of ${shown(entry.name)} is right: ${plural(rows, "row")} of x, ${plural(verdict.results.length, "kernel")}, on ${job.adapter}.`
     : `y = x · Ŵᵀ of ${shown(entry.name)} is wrong from ${failed.map(({ kernel }) => shown(kernel)).join(", ")}, on ${job.adapter}.`;
@@ -73,7 +75,12 @@ function kernelTable({ results }) {
     return element("tr", { "data-kernel": kernel, "data-verdict": verdict }, title, ...cells);
   };
   const head = element("tr", {}, ...titles.map((title) => element("th", { scope: "col" }, title)));
-  return element("table", { className: "kernels" }, element("thead", {}, head), element("tbody", {}, ...results.map(line)));
+  return element(
+    "table",
+    { className: "kernels" },
+    element("thead", {}, head),
+    element("tbody", {}, ...results.map(line)),
+  );
 }
 
 /** @param {import("./judge.js").Comparison} probe */
@@ -90,7 +97,10 @@ function shareOf({ error, bound }) {
 /** @param {import("./verify.js").KernelResult} result */
 function faults({ kernel, exact, bounded }) {
   const texts = [];
-  for (const [name, probe] of /** @type {const} */ ([["integers", exact], ["real numbers", bounded]])) {
+  for (const [name, probe] of /** @type {const} */ ([
+    ["integers", exact],
+    ["real numbers", bounded],
+  ])) {
     const { worst, failures, elements } = probe;
     if (failures) {
       texts.push(
@@ -98,10 +108,14 @@ function faults({ kernel, exact, bounded }) {
           `${general(worst.value, 9)}, expected ${general(worst.expected, 9)}, error ${general(worst.error, 3)}, bound ${general(worst.bound, 3)}`,
       );
     }
-    if (probe.unwritten) texts.push(`${name}: ${plural(probe.unwritten, "element")} never written: too few workgroups, or a store left out`);
+    if (probe.unwritten)
+      texts.push(
+        `${name}: ${plural(probe.unwritten, "element")} never written: too few workgroups, or a store left out`,
+      );
     if (!probe.guardsIntact) texts.push(`${name}: something was written behind y: a store without a bounds check`);
   }
-  if (exact.isMatch && bounded.failures) texts.push("the codes are read right: look at the scales, or at inputs that are no small integers");
+  if (exact.isMatch && bounded.failures)
+    texts.push("the codes are read right: look at the scales, or at inputs that are no small integers");
   const hint = "For likely causes: qcs4w verify FILE --kernel KERNEL";
   return notice("error", `${shown(kernel)} gives wrong numbers`, hint, texts);
 }
@@ -122,12 +136,23 @@ function firstNumbers({ kernel, y, bounded }, { wanted }, { outFeatures: N }, ro
     const title = i === worst ? `${place(i)} worst` : place(i);
     return element("tr", {}, element("th", { scope: "row" }, title), ...cells.map((cell) => element("td", {}, cell)));
   };
-  const head = ["", "GPU, float32", "JavaScript, float64", "error", "bound"].map((title) => element("th", { scope: "col" }, title));
+  const head = ["", "GPU, float32", "JavaScript, float64", "error", "bound"].map((title) =>
+    element("th", { scope: "col" }, title),
+  );
   return element(
     "details",
     { open: true },
     element("summary", {}, `First numbers of ${shown(kernel)}`),
-    element("div", { className: "scroll" }, element("table", { className: "numbers" }, element("thead", {}, element("tr", {}, ...head)), element("tbody", {}, ...shownOnes.map(line)))),
+    element(
+      "div",
+      { className: "scroll" },
+      element(
+        "table",
+        { className: "numbers" },
+        element("thead", {}, element("tr", {}, ...head)),
+        element("tbody", {}, ...shownOnes.map(line)),
+      ),
+    ),
   );
 }
 
@@ -144,9 +169,17 @@ function details({ container, entry, inputSays, digestsChecked, adapter }, { res
     descriptions([
       ["adapter", adapter],
       ["x", `${inputSays}; M ${rows}, K ${entry.inFeatures}`],
-      ["bound", `c · (K + 2) · 2⁻²⁴ · Σ|x·ŵ| and a term for flushed subnormals; c = ${factor}: the adapter ${factor === 1 ? "rounds to nearest" : "does not round to nearest"}`],
+      [
+        "bound",
+        `c · (K + 2) · 2⁻²⁴ · Σ|x·ŵ| and a term for flushed subnormals; c = ${factor}: the adapter ${factor === 1 ? "rounds to nearest" : "does not round to nearest"}`,
+      ],
       ["time", timeSays(results.flatMap(({ timing }) => timing ?? []))],
-      ["digests", digestsChecked ? "sha256 of packed bytes and scales are those of the metadata" : "not checked: browsers offer sha256 on https and localhost only"],
+      [
+        "digests",
+        digestsChecked
+          ? "sha256 of packed bytes and scales are those of the metadata"
+          : "not checked: browsers offer sha256 on https and localhost only",
+      ],
     ]),
     element("p", {}, "The same on the command line:"),
     element("pre", {}, element("code", {}, commands)),
