@@ -208,13 +208,14 @@ export async function findAdapter() {
 
 /** Return an adapter's name for people; browsers say little of it on purpose. @param {GPUAdapter} adapter */
 export function adapterName({ info }) {
-  const { vendor, architecture, device, description } = info;
+  const { vendor, architecture, device, description } = info ?? {}; // Chrome has it since 127
   const parts = description ? [description] : [vendor, architecture, device];
   return shown(parts.filter(Boolean).join(" ") || "an adapter without a name");
 }
 
 /** Tell whether an adapter computes on the CPU. @param {GPUAdapter} adapter */
 export function isSoftware({ info }) {
+  if (!info) return false;
   return (
     info.isFallbackAdapter === true ||
     /swiftshader|llvmpipe|lavapipe|basic render/i.test(`${info.architecture} ${info.description}`)

@@ -4,13 +4,15 @@ import { Container, NotPackedError } from "./container.js";
 import { CAN_DIGEST, wrongDigests } from "./digest.js";
 import { byId, element, notice } from "./dom.js";
 import { PageError, Stopped } from "./errors.js";
-import { Gpu, NoGpuError, adapterName, findAdapter, isSoftware } from "./gpu.js";
-import { browserHelp } from "./help.js";
-import { holdsInput, isNpy, randomInput, readInput } from "./input.js";
-import { LINEAR_KERNELS, readKernel, shippedKernel } from "./kernel.js";
+import { listenToDrops } from "./drops.js";
+import { Gpu, NoGpuError } from "./gpu.js";
+import { holdsInput, isNpy } from "./input.js";
+import { readKernel } from "./kernel.js";
 import { Progress } from "./progress.js";
-import { count, plural, shown } from "./text.js";
+import { RunForm } from "./run_form.js";
+import { plural, shown } from "./text.js";
 import { verify } from "./verify.js";
+import { browserHelp, showAdapter } from "./view_adapter.js";
 import { DumpView } from "./view_dump.js";
 import { entryFacts, fileFacts, fileProblems, fillTensorList } from "./view_file.js";
 import { verdictView } from "./view_verdict.js";
@@ -18,7 +20,6 @@ import { verdictView } from "./view_verdict.js";
 // Digests of larger tensors are checked when they are run, not whenever they are looked at.
 const DIGEST_AT_ONCE = 64 * 2 ** 20;
 const FILTER_FROM = 9;
-const EVERY_KERNEL = "each of qcs4w's kernels";
 
 /** @type {Container | null} */
 let container = null;
@@ -28,10 +29,8 @@ let entry = null;
 let weight = null;
 /** @type {Gpu | null} */
 let gpu = null;
-/** @type {File | null} */
-let xFile = null;
-/** @type {import("./kernel.js").Kernel | null} */
-let ownKernel = null;
+/** Why there is no adapter. @type {NoGpuError | null} */
+let noGpu = null;
 /** Ends the run that is going on. */
 let work = new AbortController();
 /** Ends what is read of a tensor that nobody looks at any more. */
@@ -39,14 +38,18 @@ let look = new AbortController();
 /** The last run: the next one begins when it has let go of the device. */
 let running = Promise.resolve();
 
+/** Which opening of a file is the newest. */
+let opening = 0;
+
 const dumpView = new DumpView();
+const form = new RunForm();
 
 /** Take files as they come: packed files are opened, .npy is x, .wgsl is a kernel. @param {Iterable<File>} files */
 async function takeFiles(files) {
   for (const file of files) {
     try {
       byId("problem", HTMLElement).replaceChildren();
-      if (file.name.toLowerCase().endsWith(".wgsl")) takeKernel(await readKernel(file));
+      if (file.name.toLowerCase().endsWith(".wgsl")) await takeKernel(file);
       else if (isNpy(file)) takeInput(file);
       else await open(file);
     } catch (error) {
@@ -57,8 +60,23 @@ async function takeFiles(files) {
 }
 
 /** @param {File} file */
+async function takeKernel(file) {
+  const kernel = await readKernel(file);
+  form.takeKernel(kernel);
+  announce(`${shown(kernel.name)} is taken as the kernel`);
+}
+
+/** @param {File} file */
+function takeInput(file) {
+  if (!container) throw new PageError(`${shown(file.name)} is an input`, "Drop the packed file first, then its x.");
+  form.takeInput(file);
+  announce(`${shown(file.name)} is taken as x`);
+}
+
+/** @param {File} file */
 async function open(file) {
   stop();
+  const turn = ++opening;
   let opened;
   try {
     opened = await Container.open(file);
@@ -66,10 +84,10 @@ async function open(file) {
     if (!(error instanceof NotPackedError && container)) close();
     throw error;
   }
+  if (turn !== opening) return; // another file was dropped since
   container = opened;
   weight = null;
-  xFile = null;
-  byId("x-random", HTMLInputElement).checked = true;
+  form.forgetInput();
   byId("file-title", HTMLElement).textContent = shown(file.name);
   byId("file-facts", HTMLElement).textContent = fileFacts(container);
   byId("file-problems", HTMLElement).replaceChildren(...fileProblems(container));
@@ -91,7 +109,7 @@ async function open(file) {
 
 /** Show nothing of a file any more. */
 function close() {
-  container = entry = weight = xFile = null;
+  container = entry = weight = null;
   byId("work", HTMLElement).hidden = true;
   byId("empty", HTMLElement).hidden = false;
   delete document.body.dataset.file;
@@ -105,7 +123,6 @@ async function choose(chosen) {
   look = new AbortController();
   entry = chosen;
   byId("result", HTMLElement).replaceChildren(placeholder());
-  showXFile();
   const digest = element("span", { id: "digest" });
   byId("entry", HTMLElement).replaceChildren(entryFacts(container, entry, digest));
   await Promise.all([dumpView.show(container, entry), showDigest(container, entry, digest)]);
@@ -141,21 +158,27 @@ async function weightOf(from, of, progress) {
   return weight;
 }
 
-/** Run and verify what is chosen. @param {Container} from @param {import("./container.js").PackedEntry} of */
-async function run(from, of) {
-  const job = work;
+/**
+ * Run and verify what was chosen.
+ * @param {Container} from
+ * @param {import("./container.js").PackedEntry} of
+ * @param {AbortController} job ends it
+ */
+async function run(from, of, job) {
   if (job.signal.aborted) return;
-  const progress = new Progress(showProgress, job.signal);
-  setRunning(true);
+  const progress = new Progress(form.showProgress, job.signal);
+  form.setRunning(true);
   byId("result", HTMLElement).replaceChildren();
   try {
-    if (from.problems.length)
+    if (from.problems.length) {
       throw new PageError("a reader refuses this file, so nothing of it is run", from.problems[0]);
+    }
     await progress.part("Opening the device");
     if (!gpu || gpu.isLost) gpu = await Gpu.open();
-    const kernels = await chosenKernels();
-    const { input, inputSays, seed } = await chosenInput(of);
+    const kernels = await form.kernels();
+    const { input, inputSays, seed } = await form.input(of);
     const verdict = await verify(gpu, of, (p) => weightOf(from, of, p), kernels, input, seed, progress);
+    progress.check(); // stopped in the last moment
     const said = {
       container: from,
       entry: of,
@@ -169,85 +192,15 @@ async function run(from, of) {
   } catch (error) {
     if (job === work) showRunProblem(error);
   } finally {
-    if (job === work) setRunning(false);
+    if (job === work) form.setRunning(false);
   }
-}
-
-/** @returns {Promise<import("./kernel.js").Kernel[]>} */
-async function chosenKernels() {
-  const { value } = byId("kernel", HTMLSelectElement);
-  if (value === "own" && ownKernel) return [ownKernel];
-  return Promise.all((value === "" ? LINEAR_KERNELS : [value]).map(shippedKernel));
-}
-
-/** @param {import("./container.js").PackedEntry} of */
-async function chosenInput(of) {
-  const seed = Number(byId("seed", HTMLInputElement).value);
-  if (!byId("x-from-file", HTMLInputElement).checked) {
-    const rows = Number(byId("rows", HTMLInputElement).value);
-    return { input: randomInput(rows, of.inFeatures, seed), inputSays: `random, seed ${seed}`, seed };
-  }
-  if (!xFile)
-    throw new PageError("there is no file for x yet", "Choose one, drop it on the page, or take random rows.");
-  return { input: await readInput(xFile, of), inputSays: shown(xFile.name), seed };
 }
 
 /** End what is going on, if anything is. */
 function stop() {
   work.abort();
   work = new AbortController();
-  setRunning(false);
-}
-
-/** @param {boolean} isRunning */
-function setRunning(isRunning) {
-  byId("progress", HTMLElement).hidden = !isRunning;
-  byId("run", HTMLButtonElement).disabled = isRunning;
-  byId("stop", HTMLButtonElement).hidden = !isRunning;
-  byId("run-card", HTMLElement).setAttribute("aria-busy", String(isRunning));
-}
-
-/** @param {string} title @param {number} done @param {number} total */
-function showProgress(title, done, total) {
-  const bar = byId("progress-bar", HTMLProgressElement);
-  byId("progress-text", HTMLElement).textContent = total
-    ? `${title}: ${Math.floor((100 * done) / total)} %`
-    : `${title} …`;
-  if (total) bar.value = done / total;
-  else bar.removeAttribute("value");
-}
-
-/** @param {File} file */
-function takeInput(file) {
-  if (!container) throw new PageError(`${shown(file.name)} is an input`, "Drop the packed file first, then its x.");
-  xFile = file;
-  byId("x-from-file", HTMLInputElement).checked = true;
-  showXFile();
-  announce(`${shown(file.name)} is taken as x`);
-}
-
-function showXFile() {
-  const isFromFile = byId("x-from-file", HTMLInputElement).checked;
-  byId("random-fields", HTMLElement).hidden = isFromFile;
-  byId("x-fields", HTMLElement).hidden = !isFromFile;
-  for (const id of ["rows", "seed"]) byId(id, HTMLInputElement).disabled = isFromFile;
-  byId("x-name", HTMLElement).textContent = xFile ? shown(xFile.name) : "none yet; it can be dropped on the page, too";
-}
-
-/** @param {import("./kernel.js").Kernel} kernel */
-function takeKernel(kernel) {
-  ownKernel = kernel;
-  fillKernels();
-  byId("kernel", HTMLSelectElement).value = "own";
-  announce(`${shown(kernel.name)} is taken as the kernel`);
-}
-
-function fillKernels() {
-  const choices = [["", EVERY_KERNEL], ...LINEAR_KERNELS.map((name) => [name, name])];
-  if (ownKernel) choices.push(["own", `${shown(ownKernel.name)} (yours)`]);
-  byId("kernel", HTMLSelectElement).replaceChildren(
-    ...choices.map(([value, text]) => element("option", { value }, text)),
-  );
+  form.setRunning(false);
 }
 
 const [introduction] = byId("result", HTMLElement).children;
@@ -291,70 +244,12 @@ function noticeOf(error) {
   return notice("error", `a fault of this page: ${words}`, "Please report it, with the file if you may.");
 }
 
-/** @type {PageError | null} */
-let noGpu = null;
-
-/** Say which adapter there is, before anybody asks for it. */
-async function showAdapter() {
-  const chip = byId("adapter", HTMLElement);
-  try {
-    const adapter = await findAdapter();
-    chip.dataset.state = isSoftware(adapter) ? "software" : "ready";
-    chip.textContent = `${adapterName(adapter)}${isSoftware(adapter) ? ", on the CPU" : ""}`;
-    chip.title = `The adapter that WebGPU offers here. Buffers up to ${count(adapter.limits.maxStorageBufferBindingSize)} bytes.`;
-  } catch (error) {
-    if (!(error instanceof PageError)) throw error;
-    noGpu = error;
-    chip.dataset.state = "none";
-    chip.textContent = "no WebGPU here";
-    byId("help-title", HTMLElement).textContent = "No WebGPU here: what to do";
-    byId("help", HTMLElement).prepend(
-      notice("warning", error.message, error.hint || "Files can be looked at all the same, but not run."),
-    );
-    byId("empty", HTMLElement).prepend(byId("help-card", HTMLElement));
-  }
-}
-
-function listenToDrops() {
-  let depth = 0; // of nested elements that the file is over
-  const hasFiles = (/** @type {DragEvent} */ event) => event.dataTransfer?.types.includes("Files") ?? false;
-  const show = () => {
-    if (depth > 0) document.body.dataset.drag = "over";
-    else delete document.body.dataset.drag;
-  };
-  addEventListener("dragenter", (event) => {
-    if (!hasFiles(event)) return;
-    event.preventDefault();
-    depth++;
-    show();
-  });
-  addEventListener("dragover", (event) => {
-    if (hasFiles(event)) event.preventDefault();
-  });
-  addEventListener("dragleave", (event) => {
-    if (!hasFiles(event)) return;
-    depth = Math.max(0, depth - 1);
-    show();
-  });
-  addEventListener("drop", (event) => {
-    if (!hasFiles(event)) return;
-    event.preventDefault();
-    depth = 0;
-    show();
-    void takeFiles([...(event.dataTransfer?.files ?? [])]);
-  });
-}
-
 function listen() {
-  for (const [id, take] of /** @type {[string, (files: File[]) => void][]} */ ([
-    ["file", takeFiles],
-    ["x-file", takeFiles],
-  ])) {
-    const input = byId(id, HTMLInputElement);
+  for (const input of ["file", "x-file"].map((id) => byId(id, HTMLInputElement))) {
     input.addEventListener("change", () => {
       const files = [...(input.files ?? [])];
       input.value = ""; // so that the same file can be chosen again
-      take(files);
+      void takeFiles(files);
     });
   }
   byId("sample", HTMLButtonElement).addEventListener("click", async () => {
@@ -374,13 +269,12 @@ function listen() {
     const filter = event.target instanceof HTMLInputElement ? event.target.value : "";
     if (container) fillTensorList(byId("tensor-list", HTMLElement), container, filter, entry?.name ?? null);
   });
-  for (const radio of document.querySelectorAll("input[name=x]")) radio.addEventListener("change", showXFile);
   byId("run-form", HTMLFormElement).addEventListener("submit", (event) => {
     event.preventDefault();
     if (!container || !entry) return;
     stop();
-    const [from, of] = [container, entry];
-    running = running.then(() => run(from, of));
+    const [from, of, job] = [container, entry, work];
+    running = running.then(() => run(from, of, job));
   });
   byId("stop", HTMLButtonElement).addEventListener("click", () => {
     stop();
@@ -391,8 +285,7 @@ function listen() {
   addEventListener("error", (event) => showProblem(event.error));
 }
 
-fillKernels();
 byId("help", HTMLElement).append(browserHelp());
-listenToDrops();
+listenToDrops(takeFiles);
 listen();
-await showAdapter();
+noGpu = await showAdapter();
