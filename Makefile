@@ -12,13 +12,14 @@ KERNEL_TESTS := $(addprefix tests/test_,linear.py dispatcher.py conformance.py e
 INSTALLED := .installed
 $(shell [ -x "$(VENV)/bin/qcs4w" ] && [ "$$(cat $(INSTALLED) 2>/dev/null)" = "$(VENV)" ] || rm -f $(INSTALLED))
 
-.PHONY: help demo test test-kernels test-all witness conformance lint types format build install adapter chromium clean
+.PHONY: help demo test test-kernels test-all witness browser conformance lint types format build install adapter chromium clean
 
 help:
 	@echo "make demo      pack, run and verify the weights of a real model"
 	@echo "make test      the tests, on any adapter or Mesa's software driver"
 	@echo "make test-kernels  what runs on a GPU; QCS4W_LIMITS=default: on a device with WebGPU's default limits only"
 	@echo "make witness   compare with the real ExecuTorch and other packages (installs 800 MB of them)"
+	@echo "make browser   the tests of examples/browser in a headless Chromium"
 	@echo "make conformance   every kernel on wgpu, Dawn and Chromium, on two software drivers; CHECK=1 changes no file"
 	@echo "make test-all  all of these"
 	@echo "make lint      ruff     make types   mypy     make format   ruff format"
@@ -48,10 +49,13 @@ witness: adapter
 	@.ci/ensure-witness "$(VENV)"
 	QCS4W_REQUIRE_ADAPTER=1 "$(VENV)/bin/python" -m pytest tests/witness
 
-test-all: test witness conformance
+test-all: test witness browser conformance
 
 test-kernels: adapter
 	QCS4W_REQUIRE_ADAPTER=1 "$(VENV)/bin/python" -m pytest $(KERNEL_TESTS)
+
+browser: adapter chromium
+	QCS4W_REQUIRE_ADAPTER=1 "$(VENV)/bin/python" -m pytest tests/browser
 
 conformance: adapter chromium
 	"$(VENV)/bin/python" tests/matrix.py $(if $(CHECK),--check)
