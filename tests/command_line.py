@@ -1,9 +1,12 @@
 """Running qcs4w in tests: in this process for its speed, or in one of its own where that is the point."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,22 @@ class CommandLine:
 def command(*args: str | Path) -> list[str]:
     """The command line of a process of its own."""
     return [sys.executable, "-m", "qcs4w_cli", *map(str, args)]
+
+
+@contextlib.contextmanager
+def child_process(*args: str | Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Run qcs4w beside the test and end it with the block; it takes Ctrl-C even where the tests run in the background."""
+    child = subprocess.Popen(
+        command(*args),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def process(*args: str | Path, stdin: bytes = b"", cwd: Path | None = None, **environment: str) -> Result:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import CommandLine, command, process
+from command_line import CommandLine, child_process, command, process
 from safetensors.numpy import save_file
 
 from qcs4w_cli.main import COMMANDS, cli
@@ -152,14 +152,12 @@ def test_ctrl_c_is_exit_code_130_and_leaves_nothing(tmp_path: Path) -> None:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + (1 << 31))
     output.write_bytes(b"old")
-    child = subprocess.Popen(
-        command("pack", source, "-o", output, "--force"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    while not list(tmp_path.glob(".*.part")):
-        assert child.poll() is None, child.communicate()
-        time.sleep(0.01)
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate()
+    with child_process("pack", source, "-o", output, "--force") as child:
+        while not list(tmp_path.glob(".*.part")):
+            assert child.poll() is None, child.communicate()
+            time.sleep(0.01)
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate()
     assert child.returncode == 130
     assert err.strip() == b"Interrupted."
     assert output.read_bytes() == b"old"
@@ -182,18 +180,16 @@ def test_a_signal_ends_a_wait_for_the_gpu(number: signal.Signals, packed_file: P
         .replace("let m = index / params.N;", "let m = 0u;")
         .replace("let n = index % params.N;", "let n = 0u;")
     )
-    child = subprocess.Popen(
-        command("verify", packed_file, "--kernel", kernel), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    assert child.stderr is not None
-    assert b"adapter: " in child.stderr.readline()
-    time.sleep(3)
-    assert child.poll() is None
-    child.send_signal(number)
-    started = time.monotonic()
-    assert child.wait(60) == 128 + number
-    assert time.monotonic() - started < 30
-    assert b"Traceback" not in child.stderr.read()
+    with child_process("verify", packed_file, "--kernel", kernel) as child:
+        assert child.stderr is not None
+        assert b"adapter: " in child.stderr.readline()
+        time.sleep(3)
+        assert child.poll() is None
+        child.send_signal(number)
+        started = time.monotonic()
+        assert child.wait(60) == 128 + number
+        assert time.monotonic() - started < 30
+        assert b"Traceback" not in child.stderr.read()
 
 
 def test_nohup_keeps_its_promise() -> None:
