@@ -68,7 +68,7 @@ def command(*args: str | Path) -> list[str]:
 
 @contextlib.contextmanager
 def child_process(*args: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run qcs4w beside the test and end it with the block; it takes Ctrl-C even where the tests run in the background."""
+    """Run qcs4w beside the test and end it with the block; Ctrl-C reaches it even in a background job."""
     child = subprocess.Popen(
         command(*args),
         stdout=subprocess.DEVNULL,
@@ -79,7 +79,9 @@ def child_process(*args: str | Path) -> Iterator[subprocess.Popen[bytes]]:
         yield child
     finally:
         child.kill()
-        child.communicate()
+        child.wait()
+        assert child.stderr is not None
+        child.stderr.close()
 
 
 def process(*args: str | Path, stdin: bytes = b"", cwd: Path | None = None, **environment: str) -> Result:
