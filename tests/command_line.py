@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,13 +67,8 @@ def command(*args: str | Path) -> list[str]:
 
 @contextlib.contextmanager
 def child_process(*args: str | Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run qcs4w beside the test and end it with the block; Ctrl-C reaches it even in a background job."""
-    child = subprocess.Popen(
-        command(*args),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    """Run qcs4w beside the test, and end it with the block at the latest."""
+    child = subprocess.Popen(command(*args), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         yield child
     finally:

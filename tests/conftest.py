@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ from qcs4w_packer import pack_file
 # Commands in processes of their own find the packages as pytest does, installed or not.
 ROOTS = [str(Path(__file__).parent.parent / root) for root in ("cli", "packer", "gpu")]
 os.environ["PYTHONPATH"] = os.pathsep.join([*ROOTS, *filter(None, [os.environ.get("PYTHONPATH")])])
+
+# A shell starts background jobs with Ctrl-C switched off, which the tests of it and their children would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLES = Path(__file__).parent.parent / "examples"
