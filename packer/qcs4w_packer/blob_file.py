@@ -33,7 +33,8 @@ class Blob:
         shape: N and K; None where only the evidence tells (see `explain`).
         offset: of the first packed byte in its file.
         scales: the file of the scales: an array file with one array, or raw bytes. None: scales are not known.
-        scales_offset: of the first scale in it; None: the file holds nothing else.
+        scales_offset: of the first scale in it, or in the file itself where `scales` is None; None: nothing else is
+            in the file of the scales.
         scales_dtype: of raw scales, one of SCALE_DTYPES.
         layout: how the codes lie in the bytes, one of `readings.NAMED`.
     """

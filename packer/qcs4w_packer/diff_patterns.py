@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from .nibbles import CODE_MIN, EVEN_HIGH, LAYOUTS, Layout, unpack_codes
+from .nibbles import CODE_MAX, CODE_MIN, EVEN_HIGH, LAYOUTS, Layout, unpack_codes
 from .readings import Reading
 
 #: Divisors of absmax that tools use; 7.5 is the format's own.
@@ -47,8 +47,12 @@ def _candidates() -> dict[str, Callable[[_Rows], bool]]:
     found["±7 clamp: the codes of A are those of B, with −7 for −8"] = lambda rows: np.array_equal(
         np.maximum(rows.b(), low), rows.a()
     )
-    found["offset off by one: each code of B is that of A + 1"] = lambda rows: bool((rows.b() - rows.a() == 1).all())
-    found["offset off by one: each code of B is that of A − 1"] = lambda rows: bool((rows.a() - rows.b() == 1).all())
+    found["offset off by one: each code of B is that of A + 1"] = lambda rows: np.array_equal(
+        np.minimum(rows.a() + np.int8(1), CODE_MAX), rows.b()
+    )
+    found["offset off by one: each code of B is that of A − 1"] = lambda rows: np.array_equal(
+        np.maximum(rows.a() - np.int8(1), CODE_MIN), rows.b()
+    )
     return found
 
 

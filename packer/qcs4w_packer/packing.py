@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from .container_writer import ContainerWriter
 from .errors import NonFiniteError, SelectionError, UnknownTensorError, UsageError
 from .files import check_target, replacing
+from .formats.detect import foreign_opener
 from .measure import QuantizationError, quantization_error
 from .metadata import PACKED, PackedEntry
 from .rowpack import pack_rows, refuse_non_finite
@@ -242,3 +243,9 @@ def _refuse_container(source: Source) -> None:
         raise SelectionError(
             f"{source.path}: is a qcs4w container already", hint=f"look at it: qcs4w inspect {source.path}"
         )
+    if (opener := foreign_opener(source.path)) is not None:
+        with opener(source.path) as file:
+            raise SelectionError(
+                f"{source.path}: is packed already, as {file.format}",
+                hint=f"bring it here: qcs4w convert {source.path} -o OUT.safetensors",
+            )
