@@ -76,7 +76,8 @@ class Console:
         from rich.console import Console as RichConsole
 
         amount = bars.DownloadColumn() if unit_bytes else bars.MofNCompleteColumn()
-        columns = [bars.TextColumn("{task.description}"), bars.BarColumn(), amount, bars.TimeRemainingColumn()]
+        columns: list[bars.ProgressColumn] = [bars.TextColumn("{task.description}"), bars.BarColumn(), amount]
+        columns += [bars.TransferSpeedColumn()] * unit_bytes + [bars.TimeRemainingColumn()]
         stderr = RichConsole(file=sys.stderr)
         with bars.Progress(*columns, console=stderr, transient=True) as bar:
             task = bar.add_task(what, total=None)

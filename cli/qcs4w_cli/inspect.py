@@ -46,7 +46,14 @@ class SliceType(click.ParamType):  # type: ignore[type-arg]  # generic in recent
 @click.option(
     "--layout",
     type=click.Choice(list(LAYOUTS)),
-    help=f"How to read the bytes.  [default: {EVEN_HIGH.name}]",
+    help=f"How to read the bytes, or the only layout to find.  [default: {EVEN_HIGH.name}; all with --find]",
+)
+@click.option(
+    "--find",
+    "needle",
+    type=PATH,
+    metavar="NEEDLE",
+    help="Search FILE, of any kind and size, for the packed tensors of the file NEEDLE.",
 )
 @click.option(
     "--against",
@@ -68,6 +75,7 @@ def command(
     against: Path | None,
     input_path: Path | None,
     output_path: Path | None,
+    needle: Path | None,
     blob: "Blob | None",
     as_json: bool,
     quiet: bool,
@@ -84,6 +92,9 @@ def command(
     --offset says where they begin, --shape how large they are. The exit code is 1 where no layout fits, or another one
     than the file says.
 
+    With --find the file is searched for the bytes of packed tensors: in each layout of the nibbles, by rows or
+    transposed, with or without gaps between rows, and for their scales. The exit code is 1 if one is not there.
+
     \b
     Example:
       qcs4w inspect packed.safetensors
@@ -94,6 +105,7 @@ def command(
       qcs4w inspect packed.bin --against weight.npy
       qcs4w inspect packed.bin --shape 384,384 --rows 0:2
       qcs4w inspect model.pte
+      qcs4w inspect packed.safetensors --find packed.safetensors
     """  # noqa: D301
     from qcs4w_packer import PteFile, UsageError, open_packed
     from qcs4w_packer.packed_sources import is_packed_file
@@ -102,6 +114,12 @@ def command(
     from .pte import call_documents, note_place, show_calls
 
     console = Console("inspect", as_json, quiet)
+    if needle is not None:
+        if rows or cols or as_hex or against or input_path or output_path:
+            raise UsageError("--find goes with --tensor, --layout and --shape, not with what looks into FILE")
+        from .find import find
+
+        return find(file, needle, blob, tensor, layout, console)
     if against is not None or input_path is not None or output_path is not None:
         if (against is None) == (input_path is None or output_path is None):
             raise UsageError("the layout is named by --against WEIGHTS, or by --input and --output together")

@@ -28,6 +28,11 @@ class Layout:
     even_high: bool
     twos_complement: bool
 
+    @property
+    def pad_nibble(self) -> int:
+        """What stands beside the last column of an odd in_features: the code 0."""
+        return 0 if self.twos_complement else PAD_NIBBLE
+
 
 EVEN_HIGH = Layout("even-high", even_high=True, twos_complement=False)
 EVEN_LOW = Layout("even-low", even_high=False, twos_complement=False)
