@@ -23,23 +23,23 @@ class DumpRow:
 
     Attributes:
         row: n.
-        scale: of the row.
+        scale: of the row; None where it is not known.
         file_offset: where the row's first packed byte lies in the file.
         packed: the row's bytes that hold the columns.
         pad: the nibble behind the last column of an odd K, where the dump reaches it, or None.
         nibbles: as they lie in the bytes, in column order.
         codes: as the layout reads them.
-        values: code · scale.
+        values: code · scale; None without a scale.
     """
 
     row: int
-    scale: float
+    scale: float | None
     file_offset: int
     packed: bytes
     pad: int | None
     nibbles: list[int]
     codes: list[int]
-    values: list[float]
+    values: list[float] | None
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class Dump:
             [
                 DumpRow(
                     row=start + i,
-                    scale=float(scales[start + i]),
+                    scale=float(scales[start + i]) if container.has_scales else None,
                     file_offset=place[1] + (start + i) * width,
                     packed=part[i, first_byte:end_byte].tobytes(),
                     pad=int(pads[i]) if has_pad else None,
                     nibbles=[int(v) for v in nibbles[i]],
                     codes=[int(v) for v in codes[i]],
-                    values=[float(v) * float(scales[start + i]) for v in codes[i]],
+                    values=[float(v) * float(scales[start + i]) for v in codes[i]] if container.has_scales else None,
                 )
                 for i in range(stop - start)
             ],
@@ -139,7 +139,8 @@ class Dump:
             yield []
             yield [
                 (f"row {row.row}", "bold cyan"),
-                (f"  scale {row.scale:.9g}  file offset {row.file_offset} (0x{row.file_offset:x})", ""),
+                ("  scale not known" if row.scale is None else f"  scale {row.scale:.9g}", ""),
+                (f"  file offset {row.file_offset} (0x{row.file_offset:x})", ""),
             ]
             # Whole bytes on each line: it starts at an even column.
             start = -(self.first_column % 2)
@@ -159,14 +160,15 @@ class Dump:
             ["high" if is_high else "low" for is_high in high],
             [f"{row.nibbles[i]:X}" for i in columns],
             [str(row.codes[i]) for i in columns],
-            [f"{row.values[i]:.4g}" for i in columns],
+            *([] if row.values is None else [[f"{row.values[i]:.4g}" for i in columns]]),
         ]
         if row.pad is not None and stop == len(row.codes):
             pad = ("pad", "", "low" if self.layout.even_high else "high", f"{row.pad:X}", "", "")
-            for line, cell in zip(cells, pad, strict=True):
+            for line, cell in zip(cells, pad[: len(cells)], strict=True):
                 line.append(cell)
             styles.append("dim")
-        for title, line in zip(("k", "byte", "half", "nibble", "code", "value"), cells, strict=True):
+        titles = ("k", "byte", "half", "nibble", "code", "value")
+        for title, line in zip(titles[: len(cells)], cells, strict=True):
             yield _line(title, line, styles if title in ("half", "nibble") else ["dim" * (title == "k")] * len(line))
 
 

@@ -1,7 +1,7 @@
 """Packed bytes that nothing describes: a stretch of any file, or an array, with what the user knows about it."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +46,18 @@ class Blob:
     scales_dtype: str = "F32"
     layout: Reading = RIGHT
 
+    def settled(self, path: Path) -> "Blob":
+        """Return the same with the file of the scales named: `path` itself where only an offset is given.
+
+        Raises:
+            UsageError: a dtype is given for scales that are not.
+        """
+        if self.scales is None and self.scales_offset is not None:
+            return replace(self, scales=path)
+        if self.scales is None and self.scales_dtype != "F32":
+            raise UsageError(f"{path}: scales of {self.scales_dtype} have no place", hint="say it with --scales FILE")
+        return self
+
 
 class BlobFile(PackedFile):
     """One packed linear in a file that says nothing of it, called "weight".
@@ -63,7 +75,7 @@ class BlobFile(PackedFile):
 
     def __init__(self, path: str | os.PathLike[str], blob: Blob):
         self.path = Path(path)
-        self.blob = blob
+        self.blob = blob = blob.settled(self.path)
         if blob.shape is None:
             raise UsageError(f"{self.path}: raw packed bytes do not tell their size", hint="say it with --shape N,K")
         rows, columns = self._shape = blob.shape
@@ -173,7 +185,10 @@ def _raw_scales(path: Path, blob: Blob, rows: int) -> NDArray[np.float32]:
 def _scales_of_array_file(path: Path) -> NDArray[np.float32]:
     with open_source(path) as source:
         if len(source.tensors) != 1:
-            raise UsageError(f"{path}: holds {len(source.tensors)} arrays, expected the scales alone")
+            raise UsageError(
+                f"{path}: holds {len(source.tensors)} arrays, expected the scales alone",
+                hint="say with --scales-offset where they begin in the file, or save them alone",
+            )
         tensor = next(iter(source.tensors.values()))
         if tensor.dtype not in FLOAT_DTYPES:
             raise UsageError(f"{path}: is {tensor.dtype} {list(tensor.shape)}, expected floats")

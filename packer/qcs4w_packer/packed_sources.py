@@ -37,7 +37,14 @@ def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, stric
     if path.is_dir() and foreign_opener(path) is None:
         path = checkpoint_file(path)
     opener = foreign_opener(path)
-    return Container(path, strict=strict) if opener is None else opener(path)
+    if opener is not None:
+        return opener(path)
+    if path.is_file() and path.suffix.lower() != ".safetensors":
+        raise ContainerError(
+            f"{path}: is no file of packed linears that is known",
+            hint="of raw packed bytes say --shape N,K, and --scales; float weights are packed by qcs4w pack",
+        )
+    return Container(path, strict=strict)
 
 
 def is_packed_file(path: str | os.PathLike[str]) -> bool:

@@ -82,7 +82,7 @@ def packed_bytes(path: Path, tensor: str | None = None, blob: Blob | None = None
                 with SafetensorsFile(path) as file:
                     where = Blob(offset=file.slots[stored.name].start)
             return PackedBytes(path, None if source.nameless else stored.name, data, where, None, None, "array")
-    blob = blob or Blob()
+    blob = (blob or Blob()).settled(path)
     start = blob.offset + (npy_data_start(path) if path.suffix.lower() == ".npy" else 0)
     try:
         size = path.stat().st_size

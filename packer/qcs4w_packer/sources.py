@@ -27,10 +27,14 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     """
     path = Path(path)
     kind = SUFFIXES.get(path.suffix.lower())
+    if kind is None and not path.exists():
+        raise SourceError(f"{path}: does not exist, expected a file")
     if kind is None:
         raise SourceError(
             f"{path}: suffix {path.suffix!r} is not known, expected one of {', '.join(SUFFIXES)}",
-            hint="rename or convert the file; a folder of shards is not read yet" if os.path.isdir(path) else None,
+            hint="a folder of shards is not read yet"
+            if os.path.isdir(path)
+            else "rename the file; of raw packed bytes say --shape N,K",
         )
     if kind == "safetensors":
         return open_safetensors(path)

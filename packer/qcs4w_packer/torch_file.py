@@ -120,7 +120,9 @@ def _load(path: Path) -> Any:
 def _unreadable(path: Path, reason: str) -> SourceError:
     return SourceError(
         f"{path}: not a file that torch.load can read: {reason.strip().partition(chr(10))[0][:200]}",
-        hint="download or save it again; it may be truncated",
+        hint="raw packed bytes? say --shape N,K"
+        if path.suffix.lower() == ".bin"
+        else "download or save it again; it may be truncated",
     )
 
 
