@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from qcs4w_packer import UsageError, pack_weight
+from qcs4w_packer import NonFiniteError, UsageError, pack_weight
 from qcs4w_packer.explain import explain_alone, explain_output, explain_weights
 from qcs4w_packer.quantize import quantize
 from qcs4w_packer.readings import ARRANGEMENTS, NAMED, ROWS, layouts
@@ -224,7 +224,7 @@ SMALL = {
     "two equal weights": np.array([[0.5, 0.5]], np.float32),
     "zeros": np.zeros((8, 64), np.float32),
     "constant rows": np.full((8, 64), 0.25, np.float32),
-    "one row of four": np.array([[1, -1, 0.5, -0.5]], np.float32),
+    "one row of two": np.array([[1, -0.5]], np.float32),
 }
 
 
@@ -233,6 +233,81 @@ def test_too_little_evidence_is_ambiguous(name: str) -> None:
     """Where the data cannot tell, nothing is claimed to be certain."""
     finding = explain_weights(pack_weight(SMALL[name]).packed, SMALL[name])
     assert finding.verdict == "ambiguous"
+
+
+ONE_SIGN: dict[str, Callable[[np.random.Generator], NDArray[np.float32]]] = {
+    "two values": lambda draw: draw.choice([0.5, 1.0], (64, 64)).astype(np.float32),
+    "one and noise": lambda draw: (1 + 0.1 * draw.standard_normal((32, 64))).astype(np.float32),
+    "minus one and noise": lambda draw: (-1 + 0.1 * draw.standard_normal((32, 64))).astype(np.float32),
+    "positive": lambda draw: draw.random((32, 64), np.float32),
+}
+
+
+@pytest.mark.parametrize("name", ONE_SIGN)
+@pytest.mark.parametrize("with_scales", [False, True])
+def test_rows_of_one_sign_do_not_hide_the_offset(name: str, with_scales: bool, rng: np.random.Generator) -> None:
+    """Where a scale could stand in for an offset, the rule that makes every code decides."""
+    weight = ONE_SIGN[name](rng)
+    packed = pack_weight(weight)
+    finding = explain_weights(packed.packed, weight, packed.scales if with_scales else None)
+    assert (finding.best.reading.label, finding.verdict) == ("even-high", "certain")
+
+
+def test_asymmetric_rows_are_no_sure_thing(rng: np.random.Generator) -> None:
+    """Rows with zero points of their own, as AWQ and GPTQ have, are not passed off as code + 8."""
+    weight = rng.standard_normal((64, 128)).astype(np.float32)
+    low, high = weight.min(axis=1, keepdims=True), weight.max(axis=1, keepdims=True)
+    scale = (high - low) / 15
+    codes = np.clip(np.rint(weight / scale) + np.rint(-low / scale), 0, 15).astype(np.uint8)
+    finding = explain_weights(codes[:, ::2] | codes[:, 1::2] << 4, weight)
+    assert finding.verdict != "certain"
+    assert any("asymmetric" in note for note in finding.notes)
+
+
+def test_a_bias_is_not_taken_for_an_offset(rng: np.random.Generator) -> None:
+    """With inputs whose rows have one sum, a bias in y looks like another offset: that is said, not decided."""
+    packed = pack_weight(rng.standard_normal((16, 64)).astype(np.float32))
+    x = np.exp(rng.standard_normal((8, 64)))
+    x = (x / x.sum(axis=1, keepdims=True)).astype(np.float32)
+    y = (x @ packed.dequantize().T - packed.scales).astype(np.float32)
+    finding = explain_output(packed.packed, 16, x, y)
+    assert finding.verdict == "ambiguous"
+    assert "a bias in y would explain it with the offset 8" in finding.notes[0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_evidence_must_be_finite(bad: float, rng: np.random.Generator) -> None:
+    """NaN and infinities in weights, x, y or scales are refused with their place."""
+    weight, x, y = (rng.standard_normal(shape).astype(np.float32) for shape in ((8, 64), (4, 64), (4, 8)))
+    packed = pack_weight(weight)
+    for evidence in (weight, x, y):
+        kept = evidence[1, 3]
+        evidence[1, 3] = bad
+        with pytest.raises(NonFiniteError, match="at row 1, column 3"):
+            if evidence is weight:
+                explain_weights(packed.packed, weight)
+            else:
+                explain_output(packed.packed, 8, x, y)
+        evidence[1, 3] = kept
+    scales = packed.scales.copy()
+    scales[2] = bad
+    with pytest.raises(NonFiniteError, match="'scales' holds"):
+        explain_weights(packed.packed, weight, scales)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("factor", [1e-42, 1e-20, 1e20, 1e37])
+def test_any_magnitude_is_weighed(factor: float, rng: np.random.Generator) -> None:
+    """Subnormal and very large weights cause no warning of numpy's."""
+    weight = (rng.standard_normal((8, 64)) * factor).astype(np.float32)
+    explain_weights(pack_weight(weight).packed, weight)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (3, 0)])
+def test_an_empty_weight_is_refused(shape: tuple[int, int]) -> None:
+    """There is nothing to hold bytes against."""
+    with pytest.raises(UsageError, match="at least 1 each"):
+        explain_weights(np.zeros(64, np.uint8), np.zeros(shape, np.float32))
 
 
 def test_bytes_of_something_else_fit_nothing(rng: np.random.Generator) -> None:

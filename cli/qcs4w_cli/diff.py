@@ -105,7 +105,9 @@ def _table(found: "FileDiff") -> Table:
         figures: tuple[str, ...] = ("",) * 5
         if pair.tensors is not None and not pair.tensors.is_equal:
             it = pair.tensors
-            scales, largest = (f"{it.scales:,}", f"{it.max_scale_difference:.3g}") if found.scales_compared else ("", "")
+            scales, largest = (
+                (f"{it.scales:,}", f"{it.max_scale_difference:.3g}") if found.scales_compared else ("", "")
+            )
             figures = (f"{it.bytes:,}", f"{it.codes:,}", scales, f"{it.max_code_difference:,}", largest)
         rows.append((name, *map(str, pair.a_shape), verdict, *figures))
     for letter, names in _lettered(found.only_a, found.only_b):

@@ -8,16 +8,17 @@ a linear model with noise of unknown size. The probabilities are those of the la
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .errors import UsageError
-from .nibbles import PAD_NIBBLE, packed_width, unpack_nibbles
+from .nibbles import OFFSET, PAD_NIBBLE, packed_width, unpack_nibbles
 from .quantize import SCALE_FLOOR, row_absmax, scaled_rows
 from .readings import COLUMNS, Reading, layouts
+from .rowpack import refuse_non_finite
 
 Bytes = NDArray[np.uint8]
 Verdict = Literal["certain", "likely", "ambiguous", "none"]
@@ -27,6 +28,7 @@ _ROUNDINGS: tuple[Rounding, ...] = ("reciprocal", "divided", "half away")
 _CERTAIN, _LIKELY = 0.999, 0.9
 _FITS = 0.6  # a reading that leaves more of the evidence than this explains nothing
 _NOISE = 0.003  # squares that 4 bits leave of a row at best, so that luck in a short row proves little
+_POOR, _POOR_AT_LEAST = 1.5, 0.01  # times what 4 bits must lose: a reading that leaves more is no sure one
 _ELEMENTS = 1 << 19  # of the weight, read by each layout; more would tell no more
 _ROWS = 256
 
@@ -79,6 +81,7 @@ class Finding:
         rule: how the best one's codes follow from the weights; None without weights or where nothing fits.
         expected_residual: what packing the weights as qcs4w does would leave; None without weights.
         padding: what fills up an odd row, for people; None where there is nothing.
+        notes: what speaks against the verdict, for people.
     """
 
     verdict: Verdict
@@ -86,6 +89,7 @@ class Finding:
     rule: ScaleRule | None = None
     expected_residual: float | None = None
     padding: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def best(self) -> Explanation:
@@ -93,33 +97,54 @@ class Finding:
         return self.ranked[0]
 
 
-def explain_weights(data: Bytes, weight: NDArray[np.float32], scales: NDArray[np.float32] | None = None) -> Finding:
+def sample_rows(out_features: int, in_features: int) -> int:
+    """Return how many of a weight's first rows are looked at."""
+    return max(1, min(out_features, _ROWS, _ELEMENTS // max(1, in_features)))
+
+
+def explain_weights(
+    data: Bytes,
+    weight: NDArray[np.float32],
+    scales: NDArray[np.float32] | None = None,
+    *,
+    out_features: int | None = None,
+) -> Finding:
     """Name the layout of packed bytes from the float weight that they were made of.
 
     Args:
         data: uint8, any shape, at least as many as the smallest layout takes; more may follow.
-        weight: float32, shape (N, K).
+        weight: float32, shape (N, K), or its first `sample_rows` rows at least.
         scales: float32, shape (N,), if they are known.
+        out_features: N, where the weight is not given whole.
 
     Raises:
-        UsageError: there are fewer bytes than any layout takes.
+        UsageError: the weight is empty, or there are fewer bytes than any layout takes.
+        NonFiniteError: a weight or a scale is NaN or infinite.
     """
-    out_features, in_features = weight.shape
-    rows = _sample(out_features, in_features)
-    part = weight[:rows].astype(np.float64)
-    some_scales = None if scales is None else scales[:rows].astype(np.float64)
-
-    def made(codes: NDArray[np.int8]) -> NDArray[np.float64]:
-        return codes.astype(np.float64)
-
-    ranked = _rank(data, out_features, in_features, rows, made, part, some_scales)
-    rule = expected = None
-    own = _codes_by_rule(weight[:rows], _RULES[0])[0].astype(np.float64)
-    expected = _fit(part, own, None).residual
-    if ranked[0].residual < _FITS:
-        best = ranked[0].reading
-        rule = _scale_rule(best.matrix(data, out_features, in_features, rows), weight[:rows], scales)
-    return Finding(_verdict(ranked), ranked, rule, expected, _padding(data, ranked[0], out_features, in_features))
+    if weight.ndim != 2 or 0 in weight.shape:
+        raise UsageError(f"the weight has shape {list(weight.shape)}, expected [N, K] with at least 1 each")
+    out_features = out_features or len(weight)
+    rows = sample_rows(out_features, weight.shape[1])
+    sample = weight[:rows]
+    refuse_non_finite(sample, name="weight")
+    evidence = _Evidence(sample.astype(np.float64), _finite_scales(scales, rows))
+    shape = (out_features, weight.shape[1])
+    by_rule = [(rule, *_codes_by_rule(sample, rule)) for rule in _RULES]
+    ranked = _rank(data, shape, rows, lambda codes: codes.astype(np.float64), evidence, [c for _, c, _ in by_rule])
+    own = by_rule[0][1].astype(np.float64)
+    expected = _fit(evidence, own).residual
+    best = ranked[0]
+    rule, notes, verdict = None, [], _verdict(ranked)
+    if verdict != "none":
+        codes = best.reading.matrix(data, *shape, rows)
+        rule = _scale_rule(codes, by_rule, scales)
+        if best.residual > _POOR * expected + _POOR_AT_LEAST:
+            verdict = "likely" if verdict == "certain" else verdict
+            notes.append("it fits worse than 4 bits must: the encoding may be none of those known")
+            centred = _fit(_Evidence(_centred(evidence.values)), _centred(codes.astype(np.float64))).residual
+            if centred < 0.7 * best.residual:
+                notes.append("zero points of their own for the rows would explain more: an asymmetric format")
+    return Finding(verdict, ranked, rule, expected, _padding(data, best, *shape), tuple(notes))
 
 
 def explain_output(
@@ -139,20 +164,101 @@ def explain_output(
         scales: float32, shape (N,), if they are known.
 
     Raises:
-        UsageError: x and y do not fit together, or there are fewer bytes than any layout takes.
+        UsageError: x and y are empty or do not fit together, or there are fewer bytes than any layout takes.
+        NonFiniteError: x, y or a scale is NaN or infinite.
     """
-    if len(x) != len(y) or y.shape[1] != out_features:
-        raise UsageError(f"x has shape {list(x.shape)}, y {list(y.shape)}, expected [M, K] and [M, {out_features}]")
-    in_features = x.shape[1]
-    rows = _sample(out_features, in_features)
-    wide, part = x[:_ROWS].astype(np.float64), y[:_ROWS, :rows].astype(np.float64).T  # (rows, M)
-    some_scales = None if scales is None else scales[:rows].astype(np.float64)
+    if 0 in x.shape or 0 in y.shape or len(x) != len(y) or y.shape[1] != out_features:
+        raise UsageError(f"x has shape {list(x.shape)}, y {list(y.shape)}, expected [M, K] and [M, N], at least 1 each")
+    shape = (out_features, x.shape[1])
+    rows = sample_rows(*shape)
+    refuse_non_finite(x[:_ROWS], name="x")
+    refuse_non_finite(y[:_ROWS, :rows], name="y")
+    wide = x[:_ROWS].astype(np.float64)
+    evidence = _Evidence(y[:_ROWS, :rows].astype(np.float64).T, _finite_scales(scales, rows))  # (rows, M)
 
     def made(codes: NDArray[np.int8]) -> NDArray[np.float64]:
         return codes.astype(np.float64) @ wide.T
 
-    ranked = _rank(data, out_features, in_features, rows, made, part, some_scales)
-    return Finding(_verdict(ranked), ranked, padding=_padding(data, ranked[0], out_features, in_features))
+    ranked = _rank(data, shape, rows, made, evidence)
+    best, verdict, notes = ranked[0], _verdict(ranked), []
+    if verdict != "none" and best.reading.offset != OFFSET:
+        usual = replace(best.reading, offset=OFFSET).matrix(data, *shape, rows)
+        with_bias = _fit(_Evidence(_centred(evidence.values)), _centred(made(usual))).residual
+        if with_bias < max(1.5 * best.residual, 0.02):
+            verdict = "ambiguous"
+            notes.append(f"a bias in y would explain it with the offset {OFFSET}: the sums of x are much alike")
+    return Finding(verdict, ranked, padding=_padding(data, best, *shape), notes=tuple(notes))
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """What readings are held against: values (rows, n), and the scales (rows,) if they are known."""
+
+    values: NDArray[np.float64]
+    scales: NDArray[np.float64] | None = None
+
+
+def _finite_scales(scales: NDArray[np.float32] | None, rows: int) -> NDArray[np.float64] | None:
+    if scales is None:
+        return None
+    refuse_non_finite(scales[:, None], name="scales")
+    return scales[:rows].astype(np.float64)
+
+
+def _centred(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return rows without their mean, which is what a zero point or a bias of each row takes away."""
+    centred: NDArray[np.float64] = values - values.mean(axis=1, keepdims=True)
+    return centred
+
+
+def _rank(
+    data: Bytes,
+    shape: tuple[int, int],
+    rows: int,
+    made: Callable[[NDArray[np.int8]], NDArray[np.float64]],
+    evidence: _Evidence,
+    codes_by_rule: Sequence[NDArray[np.int8]] = (),
+) -> tuple[Explanation, ...]:
+    groups: dict[bytes, tuple[_Fit, float, list[Reading]]] = {}
+    tried = list(layouts(*shape, data.size))
+    for reading in tried:
+        codes = np.ascontiguousarray(reading.matrix(data, *shape, rows))
+        key = codes.tobytes()
+        if key in groups:
+            groups[key][2].append(reading)
+        else:
+            fit = _fit(evidence, made(codes))
+            known = _rule_likelihood(codes, codes_by_rule, len(tried))
+            groups[key] = (fit, fit.log_likelihood + known, [reading])
+    if not groups:
+        raise UsageError(
+            f"there are {data.size:,} bytes, fewer than 4-bit codes of {shape[0]} × {shape[1]} take "
+            f"({shape[0] * packed_width(shape[1]):,})"
+        )
+    top = max(likelihood for _, likelihood, _ in groups.values())
+    weights = [math.exp(max(likelihood - top, -700)) for _, likelihood, _ in groups.values()]
+    explained = []
+    for (fit, _, same), weight in zip(groups.values(), weights, strict=True):
+        first, *others = _different(same, *shape, rows)
+        explained.append(
+            Explanation(first, fit.cosine, fit.residual, fit.residual_as_scaled, weight / sum(weights), tuple(others))
+        )
+    return tuple(sorted(explained, key=lambda each: (-each.probability, each.residual)))
+
+
+def _rule_likelihood(codes: NDArray[np.int8], codes_by_rule: Sequence[NDArray[np.int8]], readings_tried: int) -> float:
+    """Return by how much (as a logarithm) it is more likely that a rule makes these codes than that chance does.
+
+    A fit with free scales cannot tell an offset from a scale where all weights of a row have one sign; that a rule
+    which tools use makes code after code can. The codes that it makes otherwise are paid for by place and value.
+    """
+    if not len(codes_by_rule):
+        return 0.0
+    differing = min(int(np.count_nonzero(made != codes)) for made in codes_by_rule)
+    shares = np.bincount(codes.reshape(-1) + 16, minlength=32) / codes.size
+    entropy = -float((shares[shares > 0] * np.log(shares[shares > 0])).sum())
+    told = codes.size * entropy - differing * (entropy + math.log(codes.size))
+    return max(0.0, told - math.log(len(codes_by_rule) * readings_tried))
 
 
 def _different(same: list[Reading], out_features: int, in_features: int, rows: int) -> list[Reading]:
@@ -173,45 +279,13 @@ class _Fit:
     log_likelihood: float
 
 
-def _rank(
-    data: Bytes,
-    out_features: int,
-    in_features: int,
-    rows: int,
-    made: Callable[[NDArray[np.int8]], NDArray[np.float64]],
-    evidence: NDArray[np.float64],
-    scales: NDArray[np.float64] | None,
-) -> tuple[Explanation, ...]:
-    groups: dict[bytes, tuple[_Fit, list[Reading]]] = {}
-    for reading in layouts(out_features, in_features, data.size):
-        codes = np.ascontiguousarray(reading.matrix(data, out_features, in_features, rows))
-        key = codes.tobytes()
-        if key in groups:
-            groups[key][1].append(reading)
-        else:
-            groups[key] = (_fit(evidence, made(codes), scales), [reading])
-    groups = {key: (fit, _different(same, out_features, in_features, rows)) for key, (fit, same) in groups.items()}
-    if not groups:
-        raise UsageError(
-            f"there are {data.size:,} bytes, fewer than 4-bit codes of {out_features} × {in_features} take "
-            f"({out_features * packed_width(in_features):,})"
-        )
-    top = max(fit.log_likelihood for fit, _ in groups.values())
-    weights = {key: math.exp(max(fit.log_likelihood - top, -700)) for key, (fit, _) in groups.items()}
-    total = sum(weights.values())
-    explained = [
-        Explanation(same[0], fit.cosine, fit.residual, fit.residual_as_scaled, weights[key] / total, tuple(same[1:]))
-        for key, (fit, same) in groups.items()
-    ]
-    return tuple(sorted(explained, key=lambda each: (-each.probability, each.residual)))
-
-
-def _fit(evidence: NDArray[np.float64], made: NDArray[np.float64], scales: NDArray[np.float64] | None) -> _Fit:
+def _fit(evidence: _Evidence, made: NDArray[np.float64]) -> _Fit:
     """Hold what codes make (rows, n) against the evidence (rows, n)."""
-    count = evidence.shape[1]
-    energy = np.einsum("ij,ij->i", evidence, evidence)
+    values, scales = evidence.values, evidence.scales
+    count = values.shape[1]
+    energy = np.einsum("ij,ij->i", values, values)
     size = np.einsum("ij,ij->i", made, made)
-    product = np.einsum("ij,ij->i", evidence, made)
+    product = np.einsum("ij,ij->i", values, made)
     there = energy > 0
     if not there.any():
         return _Fit(0.0, 0.0 if not size.any() else 1.0, None, 0.0)
@@ -241,10 +315,6 @@ def _verdict(ranked: Sequence[Explanation]) -> Verdict:
     if best.same_as or best.probability < _LIKELY:
         return "ambiguous"
     return "certain" if best.probability >= _CERTAIN else "likely"
-
-
-def _sample(out_features: int, in_features: int) -> int:
-    return max(1, min(out_features, _ROWS, _ELEMENTS // in_features))
 
 
 @dataclass(frozen=True)
@@ -279,7 +349,7 @@ def _codes_by_rule(weight: NDArray[np.float32], rule: _Rule) -> tuple[NDArray[np
     absmax = row_absmax(weight)
     if rule.signed:
         largest = np.take_along_axis(weight, np.abs(weight).argmax(axis=1)[:, None], axis=1)[:, 0]
-        scales = np.where(largest == 0, np.float32(1), largest / np.float32(-8))
+        scales = np.where(np.abs(largest) < SCALE_FLOOR, SCALE_FLOOR, largest / np.float32(-8))
     else:
         scales = np.maximum(absmax / np.float32(rule.divisor), SCALE_FLOOR)
     scaled = weight / scales[:, None] if rule.rounding == "divided" else scaled_rows(weight, scales)
@@ -287,17 +357,15 @@ def _codes_by_rule(weight: NDArray[np.float32], rule: _Rule) -> tuple[NDArray[np
     return np.clip(rounded, rule.lowest, 7).astype(np.int8), scales.astype(np.float32)
 
 
-def _scale_rule(codes: NDArray[np.int8], weight: NDArray[np.float32], scales: NDArray[np.float32] | None) -> ScaleRule:
+def _scale_rule(
+    codes: NDArray[np.int8],
+    by_rule: Sequence[tuple[_Rule, NDArray[np.int8], NDArray[np.float32]]],
+    scales: NDArray[np.float32] | None,
+) -> ScaleRule:
     """Find the rule that makes most of the codes."""
-    best: ScaleRule | None = None
-    for rule in _RULES:
-        made, own_scales = _codes_by_rule(weight, rule)
-        differing = int(np.count_nonzero(made != codes))
-        if best is None or differing < best.differing:
-            same = None if scales is None else bool(np.array_equal(own_scales, scales[: len(codes)]))
-            best = ScaleRule(rule.name, differing, codes.size, same)
-    assert best is not None  # noqa: S101 - there are rules
-    return best
+    rule, made, own_scales = min(by_rule, key=lambda each: np.count_nonzero(each[1] != codes))
+    same = None if scales is None else bool(np.array_equal(own_scales, scales[: len(codes)]))
+    return ScaleRule(rule.name, int(np.count_nonzero(made != codes)), codes.size, same)
 
 
 def _padding(data: Bytes, best: Explanation, out_features: int, in_features: int) -> str | None:
@@ -305,7 +373,7 @@ def _padding(data: Bytes, best: Explanation, out_features: int, in_features: int
     reading = best.reading
     if in_features % 2 == 0 or not reading.arrangement.has_order or reading.arrangement is COLUMNS:
         return None
-    rows = _sample(out_features, in_features)
+    rows = sample_rows(out_features, in_features)
     width = reading.nbytes(out_features, in_features) // out_features
     part = data.reshape(-1)[: rows * width].reshape(rows, width)
     pads = np.unique(unpack_nibbles(part, even_high=reading.layout.even_high)[:, in_features])
