@@ -1,10 +1,12 @@
 """inspect --against and raw bytes on the command line."""
 
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command_line import CommandLine
+from making import bytes_read
 from safetensors.numpy import save_file
 
 from qcs4w_packer import PackedLinear, pack_weight, save_container
@@ -65,6 +67,88 @@ def test_our_own_file_is_what_it_says(folder: Path, qcs4w: CommandLine) -> None:
     assert "absmax / 7.5, codes −8..7: makes every code (2,304 looked at)" in result.out
     assert "scales      equal to the bit" in result.out
     assert "convert" not in result.err
+
+
+@pytest.mark.parametrize("to", ["q4gsw", "compressed-tensors", "onnx"])
+def test_a_file_of_another_tool_is_what_it_says(to: str, folder: Path, qcs4w: CommandLine) -> None:
+    """Bytes that a reader of another format has brought into ours are not said to lie so in the file."""
+    out = {"q4gsw": "o.safetensors", "onnx": "o.onnx"}.get(to, "o")
+    assert qcs4w("convert", "right.safetensors", "--to", to, "-o", out).code == 0
+    result = qcs4w("inspect", out, "--tensor", "fc.weight", "--against", "model.safetensors")
+    assert result.code == 0, result
+    assert f"layout      as {to} lays it (certain)" in result.out
+    assert "linear_qcs4w" not in result.out
+    found = qcs4w("inspect", out, "--tensor", "fc.weight", "--against", "model.safetensors", "--json").document[
+        "against"
+    ]
+    assert found["read_through"]
+    assert found["convert"] is None
+
+
+def test_a_layout_that_is_stated_is_held_against_the_bytes(folder: Path, qcs4w: CommandLine) -> None:
+    """--layout is a claim: exit code 1 where the bytes are another one."""
+    assert qcs4w("inspect", "low.bin", "--layout", "even-low", "--against", "w.npy").code == 0
+    wrong = qcs4w("inspect", "low.bin", "--layout", "even-high", "--against", "w.npy")
+    assert wrong.code == 1
+    assert "--layout says even-high, its bytes are even-low" in wrong.err
+
+
+def test_the_command_that_is_offered_works(folder: Path, qcs4w: CommandLine) -> None:
+    """What is printed to convert bytes runs as it stands, with scales of any dtype and place."""
+    scales = np.fromfile("scales.bin", np.float32)
+    scales.astype(np.float16).tofile("scales.f16")
+    Path("both.bin").write_bytes(b"x" * 9 + Path("low.bin").read_bytes() + scales.tobytes())
+    for number, args in enumerate(
+        (
+            ["low.bin", "--scales", "scales.bin"],
+            ["low.bin", "--scales", "scales.f16", "--scales-dtype", "f16"],
+            ["both.bin", "--offset", "9", "--scales-offset", str(9 + 24 * 48)],
+            ["swapped.safetensors"],
+        )
+    ):
+        source = "model.safetensors" if args[0] == "swapped.safetensors" else "w.npy"
+        command = qcs4w("inspect", *args, "--against", source, "--json").document["against"]["convert"]
+        out = f"out{number}.safetensors"
+        assert qcs4w(*shlex.split(command.replace("OUT.safetensors", out))[1:]).code == 0, command
+        expected = 1 if "scales.f16" in args else 0  # scales rounded to float16 are others
+        assert qcs4w("diff", out, "right.safetensors", "--tensor", "weight=fc.weight").code == expected
+
+
+def test_another_offset_has_no_command(folder: Path, qcs4w: CommandLine) -> None:
+    """Bytes with an offset of 7 are named, and it is said that no layout of convert reads them."""
+    codes = pack_weight(np.load("w.npy")).codes().clip(-7, 7) + 7
+    (codes[:, ::2] << 4 | codes[:, 1::2]).astype(np.uint8).tofile("seven.bin")
+    result = qcs4w("inspect", "seven.bin", "--against", "w.npy")
+    assert "even-high offset 7 (certain)" in result.out
+    assert "no layout of convert subtracts 7: pack the weights again" in result.err
+
+
+def test_a_forgotten_offset_is_suspected(folder: Path, qcs4w: CommandLine) -> None:
+    """Where nothing fits and bytes are left over, the offset is what to look at."""
+    Path("late.bin").write_bytes(b"x" * 123 + Path("low.bin").read_bytes())
+    result = qcs4w("inspect", "late.bin", "--against", "w.npy")
+    assert result.code == 1
+    assert "the file has 123 bytes more than 24 × 96 takes: look at --offset" in result.out
+    assert qcs4w("inspect", "late.bin", "--offset", "123", "--against", "w.npy").code == 0
+
+
+def test_scales_that_are_not_known_are_not_shown(folder: Path, qcs4w: CommandLine) -> None:
+    """A dump of raw bytes without scales has codes and no values."""
+    args = ["inspect", "low.bin", "--shape", "24,96", "--rows", "0:1", "--cols", "0:4"]
+    result = qcs4w(*args)
+    assert "scale not known" in result.out
+    assert "value" not in result.out
+    assert qcs4w(*args, "--json").document["dump"]["rows"][0]["values"] is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="counts bytes as Linux does")
+def test_a_dump_reads_its_rows_only(folder: Path, qcs4w: CommandLine) -> None:
+    """Two rows of a file of 20 GB are two rows, and so is a weight of which only some rows are looked at."""
+    with Path("big.bin").open("wb") as file:
+        file.truncate(200_000 * 100_000)
+    before = bytes_read()
+    assert qcs4w("inspect", "big.bin", "--shape", "200000,200000", "--rows", "0:2", "--cols", "0:4").code == 0
+    assert bytes_read() - before < 50 << 20
 
 
 def test_nothing_fits(folder: Path, rng: np.random.Generator, qcs4w: CommandLine) -> None:
@@ -129,6 +213,12 @@ REFUSED = {
     "shape": (["low.bin", "--shape", "24"], "'24' is not N,K such as 4096,4096"),
     "dump without shape": (["low.bin", "--offset", "3", "--hex"], "do not tell their size"),
     "layout": (["low.bin", "--shape", "9,9", "--layout", "evenlow"], "evenlow"),
+    "other shape": (["low.bin", "--shape", "25,96", "--against", "w.npy"], "[24, 96], --shape says [25, 96]"),
+    "huge shape": (["low.bin", "--shape", "3000000000,3000000000"], "look at --shape and --offset"),
+    "no rows": (["low.bin", "--shape", "0,96"], "the shape is 0,96"),
+    "nothing there": (["low.bin", "--offset", "99999"], "there are no bytes from there on"),
+    "dtype of nothing": (["low.bin", "--scales-dtype", "f16", "--against", "w.npy"], "say it with --scales FILE"),
+    "a dump as well": (["low.bin", "--hex", "--against", "w.npy"], "--against and --output name a layout"),
 }
 
 

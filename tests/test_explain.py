@@ -280,14 +280,15 @@ def test_evidence_must_be_finite(bad: float, rng: np.random.Generator) -> None:
     """NaN and infinities in weights, x, y or scales are refused with their place."""
     weight, x, y = (rng.standard_normal(shape).astype(np.float32) for shape in ((8, 64), (4, 64), (4, 8)))
     packed = pack_weight(weight)
-    for evidence in (weight, x, y):
+    for evidence, explain in (
+        (weight, lambda: explain_weights(packed.packed, weight)),
+        (x, lambda: explain_output(packed.packed, 8, x, y)),
+        (y, lambda: explain_output(packed.packed, 8, x, y)),
+    ):
         kept = evidence[1, 3]
         evidence[1, 3] = bad
         with pytest.raises(NonFiniteError, match="at row 1, column 3"):
-            if evidence is weight:
-                explain_weights(packed.packed, weight)
-            else:
-                explain_output(packed.packed, 8, x, y)
+            explain()
         evidence[1, 3] = kept
     scales = packed.scales.copy()
     scales[2] = bad

@@ -6,6 +6,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from qcs4w_packer.nibbles import OFFSET
+from qcs4w_packer.readings import RIGHT
+
 from .console import Console
 from .main import EXIT_FAILED
 from .report import Span, Table, size
@@ -25,6 +28,7 @@ def inspect_against(
     blob: "Blob | None",
     source: Path | None,
     pair: tuple[Path, Path] | None,
+    layout: str | None,
     console: Console,
     verbose: bool,
 ) -> int:
@@ -40,9 +44,9 @@ def inspect_against(
     questioned = packed_bytes(file, tensor, blob)
     with ExitStack() as stack:
         if source is not None:
-            weight = weight_of(stack.enter_context(open_source(source)), questioned, tensor)
-            shape = weight.shape
-            finding = explain_weights(questioned.data, weight, questioned.scales_of(shape[0]))
+            weight, shape = weight_of(stack.enter_context(open_source(source)), questioned, tensor)
+            scales = questioned.scales_of(shape[0])
+            finding = explain_weights(questioned.data, weight, scales, out_features=shape[0])
             evidence = f"the weights in {source}"
         else:
             assert pair is not None  # noqa: S101 - the command has seen to it
@@ -52,13 +56,13 @@ def inspect_against(
             shape = (y.shape[1], x.shape[1])
             finding = explain_output(questioned.data, shape[0], x, y, questioned.scales_of(shape[0]))
             evidence = f"{pair[0]} → {pair[1]}"
-    claimed = "even-high" if questioned.entry is not None else None
+    claimed = "even-high" if questioned.entry is not None else layout
     command = _convert_command(questioned, finding, shape)
     contradicted = (
         claimed is not None and finding.best.reading.label != claimed and finding.verdict in ("certain", "likely")
     )
     code = EXIT_FAILED if finding.verdict == "none" or contradicted else 0
-    document = _document(finding, shape, claimed, command)
+    document = _document(questioned, finding, shape, claimed, command)
     console.answer_styled(_lines(questioned, finding, document, evidence))
     console.answer("")
     shown = finding.ranked if verbose else finding.ranked[:_SHOWN]
@@ -66,9 +70,14 @@ def inspect_against(
     if len(shown) < len(finding.ranked):
         console.note(f"{len(finding.ranked) - len(shown)} more readings fit worse (-v shows them)")
     if contradicted:
-        console.warn(f"the file says {questioned.format} ({claimed}), its bytes are {finding.best.reading.label}")
+        says = (
+            f"--layout says {claimed}" if questioned.entry is None else f"the file says {questioned.format} ({claimed})"
+        )
+        console.warn(f"{says}, its bytes are {finding.best.reading.label}")
     if command:
         console.note(f"make it a qcs4w container: {command}")
+    elif finding.verdict in ("certain", "likely") and finding.best.reading.offset != OFFSET:
+        console.note(f"no layout of convert subtracts {finding.best.reading.offset}: pack the weights again")
     console.document(
         {
             "file": str(file),
@@ -81,20 +90,24 @@ def inspect_against(
     return code
 
 
-def _document(finding: "Finding", shape: tuple[int, ...], claimed: str | None, command: str | None) -> dict[str, Any]:
+def _document(
+    questioned: "PackedBytes", finding: "Finding", shape: tuple[int, ...], claimed: str | None, command: str | None
+) -> dict[str, Any]:
     rule = finding.rule
     return {
         "verdict": finding.verdict,
         "layout": None if finding.verdict == "none" else finding.best.reading.label,
+        "read_through": _reader(questioned),
         "out_features": shape[0],
         "in_features": shape[1],
         "claimed": claimed,
-        "written_by": finding.best.reading.writers or None,
+        "written_by": _writers(questioned, finding),
         "scale_rule": None
         if rule is None
         else {"name": rule.name, "differing": rule.differing, "codes": rule.codes, "same_scales": rule.same_scales},
         "expected_residual": finding.expected_residual,
         "padding": finding.padding,
+        "notes": list(finding.notes),
         "convert": command,
         "readings": [
             {
@@ -122,15 +135,24 @@ def _lines(questioned: "PackedBytes", finding: "Finding", document: dict[str, An
 
     if finding.verdict == "none":
         say("layout", "none that is known fits", _VERDICT_STYLES["none"])
-        say("nearest", _described(best))
+        more = questioned.data.size - best.reading.nbytes(rows, columns)
+        if questioned.entry is None and more > 0:
+            say("", f"the file has {more:,} bytes more than {rows} × {columns} takes: look at --offset", "yellow")
         return lines
-    say("layout", f"{best.reading.label} ({finding.verdict})", _VERDICT_STYLES[finding.verdict])
-    say("", _described(best))
+    through = _reader(questioned)
+    if through and best.reading == RIGHT:
+        say("layout", f"as {through} lays it ({finding.verdict})", _VERDICT_STYLES[finding.verdict])
+    else:
+        read = f", read through {through}" if through else ""
+        say("layout", f"{best.reading.label}{read} ({finding.verdict})", _VERDICT_STYLES[finding.verdict])
+        say("", _described(best))
     if best.same_as:
         say("", f"these bytes read the same as {', '.join(other.label for other in best.same_as)}", "yellow")
-    elif finding.verdict == "ambiguous":
+    elif finding.verdict == "ambiguous" and not finding.notes:
         say("", "too little data, or too even, to tell it from the next", "yellow")
-    say("written by", best.reading.writers or "no tool that is known")
+    for note in finding.notes:
+        say("", note, "yellow")
+    say("written by", _writers(questioned, finding) or "no tool that is known")
     rule = finding.rule
     if rule is not None:
         made = (
@@ -151,6 +173,18 @@ def _lines(questioned: "PackedBytes", finding: "Finding", document: dict[str, An
             f"{best.residual:.3f} of the weights; packed as qcs4w does they would lose {finding.expected_residual:.3f}",
         )
     return lines
+
+
+def _reader(questioned: "PackedBytes") -> str | None:
+    """Return the format whose reader made qcs4w's bytes of the file's own; None where they are the file's own."""
+    return None if questioned.format in ("qcs4w", "pte", "raw", "array") else questioned.format
+
+
+def _writers(questioned: "PackedBytes", finding: "Finding") -> str | None:
+    through = _reader(questioned)
+    if through:
+        return through if finding.best.reading == RIGHT else None
+    return finding.best.reading.writers or None
 
 
 def _described(each: "Explanation") -> str:
@@ -178,14 +212,17 @@ def _table(ranked: "tuple[Explanation, ...]") -> Table:
         for each in ranked
     ]
     titles = ("read as", ">cosine", ">residual", ">as scaled", ">probability", "same as")
-    return Table(titles, rows, ("cyan",))
+    used = [i for i in range(len(titles)) if any(row[i] for row in rows)]
+    return Table(tuple(titles[i] for i in used), [tuple(row[i] for i in used) for row in rows], ("cyan",))
 
 
 def _convert_command(questioned: "PackedBytes", finding: "Finding", shape: tuple[int, ...]) -> str | None:
     """Return the command that makes a container of the bytes, where one can."""
     reading = finding.best.reading
-    is_ours_already = questioned.format == "qcs4w" and reading.label == "even-high"
-    if finding.verdict in ("none", "ambiguous") or questioned.blob is None or reading.offset != 8 or is_ours_already:
+    is_known = questioned.entry is not None and reading == RIGHT
+    if finding.verdict in ("none", "ambiguous") or finding.notes or questioned.blob is None or is_known:
+        return None
+    if reading.offset != OFFSET:
         return None
     if reading.arrangement.name == "q4_0":
         return None  # a scale per block of 32, none per row
@@ -198,17 +235,25 @@ def _convert_command(questioned: "PackedBytes", finding: "Finding", shape: tuple
     words += ["--scales", str(blob.scales) if blob.scales else "SCALES"]
     if blob.scales_offset is not None:
         words += ["--scales-offset", str(blob.scales_offset)]
+    if blob.scales_dtype != "F32":
+        words += ["--scales-dtype", blob.scales_dtype.lower()]
     return shlex.join([*words, "-o", "OUT.safetensors"])
 
 
 def inspect_alone(file: Path, tensor: str | None, blob: "Blob | None", console: Console) -> int:
     """Say of packed bytes that nothing describes what their nibbles alone tell; 0."""
+    from qcs4w_packer import SourceError, open_packed
     from qcs4w_packer.explain import explain_alone
     from qcs4w_packer.questioned import packed_bytes
 
     questioned = packed_bytes(file, tensor, blob)
     shape = blob.shape if blob else None
-    data = questioned.data[: blob.layout.nbytes(*shape)] if blob and shape else questioned.data
+    data = questioned.data
+    if blob and shape:
+        with open_packed(file, blob):  # for its checks of shape, place and scales
+            data = data[: blob.layout.nbytes(*shape)]
+    if not data.size:
+        raise SourceError(f"{file}: there are no bytes from there on")
     histogram = explain_alone(data, shape[0] if shape else 1)
     what = f" '{questioned.tensor}'" if questioned.tensor else ""
     console.answer(f"{file}{what}: {size(data.size)} of packed codes, their nibbles alone\n")

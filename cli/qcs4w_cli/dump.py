@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from qcs4w_packer import LAYOUTS, UsageError
-from qcs4w_packer.nibbles import unpack_codes, unpack_nibbles
+from qcs4w_packer.nibbles import packed_width, unpack_codes, unpack_nibbles
 
 from .report import Span
 
@@ -81,10 +81,10 @@ class Dump:
                 f"{container.path}: '{entry.name}' does not lie there in qcs4w's own bytes, but as {container.format}",
                 hint=f"make it so first: qcs4w convert {container.path} -o OUT.safetensors",
             )
-        packed, scales = container.arrays(entry)
+        scales = container.scales(entry)
         reading = LAYOUTS[layout]
-        width = packed.shape[1]
-        part = packed[start:stop]
+        width = packed_width(entry.in_features)
+        part = container.row_reader(entry)(start, stop)
         nibbles = unpack_nibbles(part, even_high=reading.even_high)[:, first:last]
         codes = unpack_codes(part, entry.in_features, reading)[:, first:last]
         first_byte, end_byte = first // 2, (last + 1) // 2

@@ -84,13 +84,15 @@ def command(
     """Show what is in a file: metadata, tensors, sizes and digests, or the nibbles of one tensor.
 
     It is for broken files too: what a reader would refuse is reported, what can be shown is shown, and the exit code
-    is 1. Of an ExecuTorch program (.pte) every linear_qcs4w call is listed, with the places and digests of its weight
-    and scales and why the WebGPU runtime would refuse it; of any other file the tensors.
+    is 1 (2 where the file cannot be opened at all). Of an ExecuTorch program (.pte) every linear_qcs4w call is listed,
+    with the places and digests of its weight and scales and why the WebGPU runtime would refuse it; of any other file
+    the tensors.
 
     It also names the layout that packed bytes really have, ours or another tool's: --against holds them against the
     float weights, --input and --output against an answer that is known to be right. Raw bytes of any file will do:
     --offset says where they begin, --shape how large they are. The exit code is 1 where no layout fits, or another one
-    than the file says.
+    than the file says. In its table the cosine is between the evidence and what a reading makes of the bytes, the
+    residual what it leaves unexplained (1: everything), with scales that suit it best or, as scaled, those given.
 
     With --find the file is searched for the bytes of packed tensors: in each layout of the nibbles, by rows or
     transposed, with or without gaps between rows, and for their scales. The exit code is 1 if one is not there.
@@ -123,8 +125,10 @@ def command(
     if against is not None or input_path is not None or output_path is not None:
         if (against is None) == (input_path is None or output_path is None):
             raise UsageError("the layout is named by --against WEIGHTS, or by --input and --output together")
+        if rows or cols or as_hex:
+            raise UsageError("--rows, --cols and --hex are of a dump, --against and --output name a layout")
         pair = (input_path, output_path) if input_path is not None and output_path is not None else None
-        return inspect_against(file, tensor, blob, against, pair, console, verbose)
+        return inspect_against(file, tensor, blob, against, pair, layout, console, verbose)
     wants_dump = bool(as_hex or rows or cols or layout)
     if blob is not None:
         if not wants_dump:

@@ -93,7 +93,11 @@ class LayoutType(click.ParamType):  # type: ignore[type-arg]  # generic in recen
         if not isinstance(value, str):
             return value
         if value not in NAMED:
-            self.fail(f"no layout '{value:.40}'; there are {', '.join(NAMED)}", param, ctx)
+            import difflib
+
+            close = difflib.get_close_matches(value, NAMED, n=3)
+            there = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(NAMED)}"
+            self.fail(f"no layout '{value:.40}'; {there}", param, ctx)
         return NAMED[value]
 
 
@@ -134,7 +138,8 @@ def blob_options(*, layout: bool = True) -> Decorator:
             click.option(
                 "--layout",
                 type=LayoutType(),
-                help="How raw bytes hold codes: even-high, even-low, gptq, awq, …  [default: even-high]",
+                help="How raw bytes hold codes: even-high, even-low, even-low-twos, columns-even-low, gptq, awq, or "
+                "another name that inspect --against has given.  [default: even-high]",
             )
         )
 

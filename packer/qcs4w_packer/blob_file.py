@@ -1,6 +1,7 @@
 """Packed bytes that nothing describes: a stretch of any file, or an array, with what the user knows about it."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -98,8 +99,7 @@ class BlobFile(PackedFile):
                     f"{needed:,}",
                     hint="K columns take ceil(K / 2) bytes a row; look at --shape and --offset",
                 )
-            scales = read_scales(blob, rows)
-            self._scales = np.ones(rows, np.float32) if scales is None else scales
+            self._scales = read_scales(blob, rows)
         except BaseException:
             self.close()
             raise
@@ -134,7 +134,23 @@ class BlobFile(PackedFile):
             packed = data.reshape(rows, -1)
         else:
             packed = pack_codes(self.blob.layout.matrix(data, rows, columns))
-        return packed, self._scales
+        return packed, self.scales(entry)
+
+    def scales(self, entry: PackedEntry) -> NDArray[np.float32]:
+        """Return the scales (N,); ones where they are not known."""
+        return np.ones(entry.out_features, np.float32) if self._scales is None else self._scales
+
+    def row_reader(self, entry: PackedEntry) -> Callable[[int, int], NDArray[np.uint8]]:
+        """Return a function (first row, end) -> packed rows, which reads no more than these."""
+        if self.blob.layout != RIGHT:
+            return super().row_reader(entry)
+        width = self._nbytes // entry.out_features
+
+        def read(start: int, stop: int) -> NDArray[np.uint8]:
+            data = read_at(self._fd, self.path, self._start + start * width, (stop - start) * width)
+            return np.frombuffer(data, np.uint8).reshape(stop - start, width)
+
+        return read
 
     def place(self, entry: PackedEntry) -> tuple[Path, int] | None:
         """Return the file and the offset of the packed bytes; None where `arrays` brings them into another layout."""

@@ -165,8 +165,13 @@ def pack_file(
         )
 
 
-def source_weight(source: Source, entry: PackedEntry) -> NDArray[np.float32]:
+def source_weight(source: Source, entry: PackedEntry, rows: int | None = None) -> NDArray[np.float32]:
     """Read the float weight that a packed tensor was made of.
+
+    Args:
+        source: the weight file.
+        entry: the packed tensor.
+        rows: how many of its first rows are wanted; by default all.
 
     Returns:
         float32, shape (N, K), turned round or cut out of a stack as it was when it was packed.
@@ -197,8 +202,9 @@ def source_weight(source: Source, entry: PackedEntry) -> NDArray[np.float32]:
     if shape != (entry.out_features, entry.in_features):  # said before a large file is read for nothing
         expected = [entry.out_features, entry.in_features]
         raise UsageError(f"{source.path}: '{name}' has shape {list(shape)}, the packed weight {expected}")
-    weight = tensor.read()
-    return np.ascontiguousarray(weight.T) if entry.transposed else weight
+    if not entry.transposed:
+        return tensor.read_rows(entry.out_features if rows is None else rows)
+    return np.ascontiguousarray(tensor.read().T)[:rows]
 
 
 def _pack_tensor(

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from .arrays import read_array
 from .blob_file import Blob, read_scales
 from .errors import SelectionError, SourceError, UnknownTensorError, UsageError
+from .explain import sample_rows
 from .metadata import PackedEntry
 from .npy_file import npy_data_start
 from .packed_sources import is_packed_file, open_packed
@@ -103,20 +104,27 @@ def _is_raw(path: Path) -> bool:
         os.close(fd)
 
 
-def weight_of(source: Source, questioned: PackedBytes, tensor: str | None = None) -> NDArray[np.float32]:
-    """Read the float weight, (N, K), that the bytes may have been made of.
+def weight_of(
+    source: Source, questioned: PackedBytes, tensor: str | None = None
+) -> tuple[NDArray[np.float32], tuple[int, int]]:
+    """Read as much of the float weight that the bytes may have been made of as is looked at.
 
     Args:
         source: a weight file.
         questioned: the bytes.
         tensor: the weight's name, where neither the bytes nor the source have only one.
 
+    Returns:
+        Its first rows, float32 (`sample_rows`, K), and its shape (N, K).
+
     Raises:
         UnknownTensorError: it cannot be told which of the tensors is meant.
         SelectionError: it is no float matrix.
+        UsageError: it has another shape than is said of the bytes, or is empty.
     """
     if questioned.entry is not None:
-        return source_weight(source, questioned.entry)
+        shape = (questioned.entry.out_features, questioned.entry.in_features)
+        return source_weight(source, questioned.entry, sample_rows(*shape)), shape
     matrices = [name for name, each in source.tensors.items() if len(each.shape) == 2 and each.dtype in FLOAT_DTYPES]
     for name in (tensor, f"{tensor}.weight") if tensor is not None else ():
         if name in source.tensors:
@@ -125,9 +133,17 @@ def weight_of(source: Source, questioned: PackedBytes, tensor: str | None = None
         hint = did_you_mean(tensor, source.tensors) if tensor else "name one with --tensor"
         raise UnknownTensorError(f"{source.path}: holds {len(matrices)} float matrices, which is meant?", hint=hint)
     chosen = source.tensors[matrices[0]]
-    if len(chosen.shape) != 2:
-        raise SelectionError(f"{source.path}: '{chosen.name}' has shape {list(chosen.shape)}, expected a matrix (N, K)")
-    return read_array(source, chosen.name)
+    if len(chosen.shape) != 2 or chosen.dtype not in FLOAT_DTYPES:
+        raise SelectionError(
+            f"{source.path}: '{chosen.name}' is {chosen.dtype} {list(chosen.shape)}, expected a float matrix [N, K]"
+        )
+    shape = (chosen.shape[0], chosen.shape[1])
+    said = questioned.blob.shape if questioned.blob else None
+    if said not in (None, shape):
+        raise UsageError(f"{source.path}: the weight has shape {list(shape)}, --shape says {list(said)}")
+    if 0 in shape:
+        raise UsageError(f"{source.path}: the weight has shape {list(shape)}, expected at least 1 each")
+    return chosen.read_rows(sample_rows(*shape)), shape
 
 
 def activations_of(

@@ -73,6 +73,15 @@ class SourceTensor:
             columns = self.shape[-1] if self.shape else 1
             yield start, widen(data, self.dtype, name=self.name, first_row=start, columns=columns)
 
+    def read_rows(self, stop: int) -> NDArray[np.float32]:
+        """Return the first rows of a float matrix (N, K), as float32 (min(stop, N), K)."""
+        parts = []
+        for start, rows in self.float_rows():
+            parts.append(rows[: stop - start])
+            if start + len(rows) >= stop:
+                break
+        return np.concatenate(parts) if parts else np.empty((0, self.shape[-1]), np.float32)
+
     def read(self) -> NDArray[np.float32]:
         """Return a float tensor whole, as float32 in its own shape."""
         parts = [rows.reshape(-1) for _, rows in self.float_rows()]
