@@ -147,7 +147,8 @@ def choose(source: Source, request: Request | None = None) -> list[Choice]:
 
 def did_you_mean(name: str, known: Collection[str]) -> str | None:
     """Return a hint that names the known names closest to `name`, or None."""
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    close = [other for other in known if name in other][:3] if len(name) > 2 else []
+    close = close or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if close:
         return "did you mean " + " or ".join(f"'{other}'" for other in close) + "?"
     if len(known) <= 5:
