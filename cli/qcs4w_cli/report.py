@@ -282,11 +282,14 @@ def verdict_document(entry: "PackedEntry", verdict: "Verdict") -> dict[str, Any]
         "in_features": entry.in_features,
         "rows": verdict.rows,
         "kernel": verdict.kernel,
-        "exact": _comparison_document(verdict.exact),
+        "exact": None if verdict.exact is None else _comparison_document(verdict.exact),
         "bounded": _comparison_document(verdict.bounded),
         "source": None if verdict.source is None else _source_document(verdict.source),
         "causes": [dataclasses.asdict(cause) for cause in verdict.causes],
         "warnings": list(verdict.warnings),
+        "output_dtype": verdict.output_dtype,
+        "max_quant_error": verdict.max_quant_error,
+        "exceeds_quant_error": verdict.exceeds_quant_error,
     }
 
 
@@ -303,26 +306,32 @@ def verdict_lines(result: dict[str, Any], name_width: int = 0) -> list[list[Span
     parts = [
         f"{result['tensor']:<{name_width}}",
         f"{shape:<13}",
-        f"exact {'DIFFERS' if exact['failures'] else 'equal'}",
+        "exact n/a" if exact is None else f"exact {'DIFFERS' if exact['failures'] else 'equal'}",
         f"{'BEYOND' if bounded['failures'] else 'within'} bound, worst {_worst(bounded['worst'])}",
     ]
     if source is not None:
         fits = "equal" if source["equal_bytes"] else "fits" if source["match"] else "DIFFERS"
         parts.append(f"source {fits}, quantization error {source['quantization_error']['relative']:.4f}")
     status: Span = ("pass", "green") if passed else ("FAIL", "bold red")
-    lines: list[list[Span]] = [[status, ("  " + "  ".join([*parts, result["kernel"]]), "")]]
-    for name, probe in (("exact", exact), ("bounded", bounded)):
+    parts.append(result["kernel"] or f"{result['output_dtype']} output")
+    lines: list[list[Span]] = [[status, ("  " + "  ".join(parts), "")]]
+    probes = {name: probe for name, probe in (("exact", exact), ("bounded", bounded)) if probe is not None}
+    for name, probe in probes.items():
         lines += [[(f"      {name}: {text}", "")] for text in _faults(probe, result["out_features"])]
-    if exact["match"] and bounded["failures"]:
+    if exact is not None and exact["match"] and bounded["failures"]:
         lines.append(
             [("      the codes are read right: look at the scales, or at inputs that are no small integers", "")]
         )
     if source is not None and not source["match"]:
         lines.append([(f"      source: {_source_fault(source)}", "")])
+    if result["exceeds_quant_error"]:
+        found, limit = source["quantization_error"]["relative"], result["max_quant_error"]
+        lines.append([(f"      source: the quantization error {found:.4g} is above the threshold of {limit:g}", "")])
     for cause in result["causes"]:
         lines.append([("      likely cause: ", ""), (cause["name"], "bold"), (f" ({cause['evidence']})", "")])
-    told = exact["unwritten"] or bounded["unwritten"] or not exact["guards_intact"] or not bounded["guards_intact"]
-    if not passed and not result["causes"] and not told:
+    told = any(probe["unwritten"] or not probe["guards_intact"] for probe in probes.values())
+    is_wrong = not all(part is None or part["match"] for part in (exact, bounded, source))
+    if is_wrong and not result["causes"] and not told:
         lines.append([("      likely cause: none of the known ones fits", "")])
     return lines + [[(f"      note: {warning}", "yellow")] for warning in result["warnings"]]
 
@@ -344,6 +353,8 @@ def _faults(probe: dict[str, Any], out_features: int) -> list[str]:
             f"worst y[{worst['row']}, {worst['column']}] = {worst['value']:.9g}, expected {worst['expected']:.9g}, "
             f"error {worst['error']:.3g}, bound {worst['bound']:.3g}"
         )
+    if probe["nan_count"]:
+        texts.append(f"{plural(probe['nan_count'], 'element')} of y {'is' if probe['nan_count'] == 1 else 'are'} NaN")
     if probe["unwritten"]:
         texts.append(f"{plural(probe['unwritten'], 'element')} never written: too few workgroups, or a store left out")
     if not probe["guards_intact"]:

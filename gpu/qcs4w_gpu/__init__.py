@@ -7,6 +7,7 @@ from .causes import Cause
 from .device import Adapter, choose_adapter, list_adapters
 from .dispatcher import Gpu
 from .errors import DeviceLostError, DomainError, GpuError, KernelError, LimitError, MissingEngineError, NoAdapterError
+from .foreign import judge_output
 from .judge import Comparison, compare, oracle, reference
 from .kernel import LINEAR_KERNELS, Kernel, parse_kernel, read_kernel, shipped_kernel
 from .linear import Linear, Run, Timing
@@ -40,6 +41,7 @@ __all__ = [
     "choose_adapter",
     "choose_kernel",
     "compare",
+    "judge_output",
     "list_adapters",
     "make_vector",
     "oracle",
