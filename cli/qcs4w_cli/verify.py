@@ -1,5 +1,7 @@
 """The verify command."""
 
+import itertools
+import os
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +13,9 @@ from .interrupts import interruptible
 from .main import COMMANDS, EXIT_ERROR, EXIT_FAILED
 from .options import PATH, adapter_options, blob_options, common_options, read_file_list, standard_input
 from .report import adapter_document, plural, quoted, verdict_lines
-from .verify_batch import Job
+from .verify_batch import Batch, Device, Shard
+from .verify_options import ShardType, ThresholdType, thresholds_of
+from .verify_requests import Request, read_manifest, requests_of
 
 if TYPE_CHECKING:
     from qcs4w_gpu import Kernel
@@ -20,6 +24,12 @@ if TYPE_CHECKING:
 
 @click.command("verify", short_help=COMMANDS["verify"])
 @click.argument("packed", nargs=-1, type=PATH)
+@click.option(
+    "--manifest",
+    type=PATH,
+    help="Verify what this file lists, JSON lines with file, tensor, input, output, source, rows, seed, "
+    "max_quant_error; - is stdin. Its paths are relative to it.",
+)
 @click.option("--files-from", metavar="FILE", help="Read more paths from a file, one a line; - is stdin.")
 @click.option("--tensor", "tensors", multiple=True, metavar="NAME", help="Verify this tensor only. Repeatable.")
 @click.option(
@@ -34,23 +44,52 @@ if TYPE_CHECKING:
     type=PATH,
     help="Judge on these inputs, in place of random rows, the tensors that they name.",
 )
+@click.option(
+    "-y",
+    "--output",
+    type=PATH,
+    help="Judge these outputs of --input, computed anywhere, in place of the GPU's. No GPU is used.",
+)
+@click.option("--no-bias", is_flag=True, help="The outputs of --output are without the bias that the file has.")
+@click.option(
+    "--max-quant-error",
+    "limits",
+    multiple=True,
+    type=ThresholdType(),
+    help="Fail where the relative quantization error against --source is larger; with a pattern, for the tensors that "
+    "it fits. Repeatable, the last that fits counts.",
+)
 @click.option("--rows", type=click.IntRange(1, 2**32 - 1), default=4, show_default=True, help="Rows of random input.")
 @click.option(
     "--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Seed of all random numbers."
 )
 @click.option("--kernel", metavar="NAME|FILE", help="Judge this kernel: one of ours by name, or a .wgsl file of yours.")
+@click.option("--shard", type=ShardType(), help="Take the i-th of n parts, such as 2/4; each tensor is in one.")
+@click.option("--fail-fast", is_flag=True, help="Stop at the first tensor that does not pass.")
+@click.option("--strict", is_flag=True, help="Stop at a bad line of the manifest, or a file that cannot be found.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 256), help="Threads for the CPU's reference.  [default: as many as cores, up to 4]"
+)
 @blob_options()
 @adapter_options
 @common_options
 def command(
     packed: tuple[Path, ...],
+    manifest: Path | None,
     files_from: str | None,
     tensors: tuple[str, ...],
     source: Path | None,
     input_path: Path | None,
+    output: Path | None,
+    no_bias: bool,
+    limits: "tuple[tuple[str | None, float], ...]",
     rows: int,
     seed: int,
     kernel: str | None,
+    shard: Shard | None,
+    fail_fast: bool,
+    strict: bool,
+    jobs: int | None,
     blob: "Blob | None",
     engine: str,
     adapter: str | None,
@@ -63,7 +102,8 @@ def command(
 
     Two probes each: integer inputs, where the answer must be equal, so that any single wrong code is caught; and real
     inputs, where it must stay within the bound of float32 arithmetic. With --source the packed bytes are held against
-    the float weights as well. The exit code is 0 when all pass, 1 when one fails, 2 when one could not be checked.
+    the float weights as well. A folder stands for the packed files in it. The exit code is 0 when all pass, 1 when one
+    fails, 2 when one could not be checked.
 
     \b
     Example:
@@ -71,54 +111,85 @@ def command(
       qcs4w verify packed.safetensors --source model.safetensors
       qcs4w verify packed.safetensors --tensor pooler.dense --rows 65 --seed 7 --json
       qcs4w verify model.pte
+      qcs4w verify packed.safetensors --tensor pooler.dense --input x.npy --output y_phone.npy
+      qcs4w verify --manifest batch.jsonl --shard 1/2
     """  # noqa: D301
     from contextlib import ExitStack
 
     from qcs4w_gpu import Gpu
-    from qcs4w_gpu.verify import rounding_factor_of
     from qcs4w_packer import UsageError, open_source
 
     console = Console("verify", as_json, quiet)
     paths = [*packed, *(read_file_list(files_from) if files_from else [])]
-    if not paths:
-        raise UsageError("there is nothing to verify", hint="name a packed file, or --files-from a list")
+    if not paths and manifest is None:
+        raise UsageError("there is nothing to verify", hint="name a packed file, a --manifest, or --files-from a list")
+    thresholds = thresholds_of(limits)
+    if thresholds and source is None:
+        raise UsageError("--max-quant-error needs --source: the error is that of the packed weights against it")
+    if output is not None and input_path is None:
+        raise UsageError("--output needs --input: the x that the output was computed from")
+    if output is not None and kernel is not None:
+        raise UsageError("--output is judged as it is: no kernel runs, so that --kernel has no meaning")
     results: list[dict[str, Any]] = []
+    shard = shard or Shard()
     with ExitStack() as stack:
-        from_source = stack.enter_context(open_source(source)) if source else None
-        inputs = None
-        if input_path:
-            inputs = stack.enter_context(open_source(stack.enter_context(standard_input(input_path))))
-        chosen_kernel = _kernel(kernel)
+        if input_path is not None:
+            input_path = stack.enter_context(standard_input(input_path))
+        for given in filter(None, (source, input_path, output)):
+            open_source(given).close()  # a fault of theirs is one error, and not one of each tensor
+        template = Request(Path(), tensors, input_path, output, source, rows, seed, thresholds)
+        device = Device(lambda: Gpu(adapter, engine=engine, require_gpu=require_gpu))
+        batch = Batch(
+            device,
+            kernel=_kernel(kernel),
+            blob=blob,
+            jobs=jobs or min(os.cpu_count() or 1, 4),
+            shard=shard,
+            with_bias=not no_bias,
+            fail_fast=fail_fast,
+            strict=strict,
+            verbose=verbose,
+        )
         stack.enter_context(interruptible())
-        gpu = stack.enter_context(Gpu(adapter, engine=engine, require_gpu=require_gpu))
-        console.note(f"adapter: {gpu.adapter}; {gpu.reason}")
-        factor = rounding_factor_of(gpu)
-        job = Job(gpu, from_source, inputs, rows, seed, chosen_kernel, blob, factor, verbose)
-        for path in paths:
-            for result, name_width in job.verify_file(path, tensors):
-                results.append(result)
-                _show(result, name_width, console)
-    unused = [name for name in inputs.tensors if name not in job.used_inputs] if inputs and not tensors else []
+        stack.callback(device.close)
+        if output is None and paths:  # without an adapter that is one error; a manifest may need none
+            console.note(f"adapter: {device.gpu.adapter}; {device.gpu.reason}")
+        requests = requests_of(paths, template)
+        if manifest is not None:
+            requests = itertools.chain(requests, read_manifest(manifest, template))
+        for result, name_width in batch.results(requests):
+            results.append(result)
+            _show(result, name_width, console)
+        unused = []
+        if input_path is not None and not tensors and not batch.stopped:
+            with open_source(input_path) as inputs:
+                unused = [name for name in inputs.tensors if (input_path, name) not in batch.used_inputs]
+    if not results and shard == Shard():
+        raise UsageError("there is nothing to verify", hint="the list of files is empty")
     counts = Counter(result["status"] for result in results)
     code = EXIT_ERROR if counts["error"] else EXIT_FAILED if counts["fail"] else 0
-    summary = {status: counts[status] for status in ("pass", "fail", "error")}
     console.answer(
         f"\n{plural(len(results), 'tensor')}: {counts['pass']} passed, {counts['fail']} failed, "
-        f"{counts['error']} could not be checked"
+        f"{counts['error']} could not be checked" + f"; shard {shard}" * (shard.count > 1)
     )
+    if batch.stopped:
+        console.warn("stopped there; the rest was not looked at")
     if unused:
         console.warn(f"{input_path}: no packed tensor is named {quoted(unused)}")
-    if job.unchecked:
-        console.warn(f"not checked, for want of an input: {quoted([item['tensor'] for item in job.unchecked])}")
+    if batch.unchecked:
+        console.warn(f"not checked, for want of an input: {quoted([item['tensor'] for item in batch.unchecked])}")
+    gpu = device.first
     console.document(
         {
-            "engine": gpu.engine.version,
-            "adapter": adapter_document(gpu.adapter),
+            "engine": gpu.engine.version if gpu else None,
+            "adapter": adapter_document(gpu.adapter) if gpu else None,
             "seed": seed,
-            "rounding_factor": factor,
-            "summary": summary,
+            "rounding_factor": device.rounding_factor,
+            "shard": str(shard),
+            "summary": {status: counts[status] for status in ("pass", "fail", "error")},
+            "stopped": batch.stopped,
             "unused_inputs": unused,
-            "unchecked": job.unchecked,
+            "unchecked": batch.unchecked,
             "results": results,
         },
         code,
