@@ -12,7 +12,7 @@ KERNEL_TESTS := $(addprefix tests/test_,linear.py dispatcher.py conformance.py e
 INSTALLED := .installed
 $(shell [ -x "$(VENV)/bin/qcs4w" ] && [ "$$(cat $(INSTALLED) 2>/dev/null)" = "$(VENV)" ] || rm -f $(INSTALLED))
 
-.PHONY: help demo test test-kernels test-all witness browser conformance lint types format build install adapter chromium clean bench-find
+.PHONY: help demo test test-kernels test-all witness browser conformance lint types format build install adapter chromium clean bench-find bench-verify
 
 help:
 	@echo "make demo      pack, run and verify the weights of a real model"
@@ -21,6 +21,7 @@ help:
 	@echo "make witness   compare with the real ExecuTorch and other packages (installs 800 MB of them)"
 	@echo "make browser   the tests of examples/browser in a headless Chromium"
 	@echo "make conformance   every kernel on wgpu, Dawn and Chromium, on two software drivers; CHECK=1 changes no file"
+	@echo "make bench-verify  how long a batch of verify takes beside a bare loop; TENSORS=2000"
 	@echo "make test-all  all of these"
 	@echo "make lint      ruff     make types   mypy     make format   ruff format"
 	@echo "make build     wheel and sdist, their content checked"
@@ -60,6 +61,9 @@ browser: adapter chromium
 
 conformance: adapter chromium
 	"$(VENV)/bin/python" tests/matrix.py $(if $(CHECK),--check)
+
+bench-verify: adapter
+	@PYTHONPATH=cli:packer:gpu "$(VENV)/bin/python" tests/bench_verify.py $(if $(TENSORS),--tensors $(TENSORS))
 
 lint: install
 	"$(VENV)/bin/ruff" check .

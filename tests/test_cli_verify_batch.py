@@ -1,6 +1,9 @@
 """verify: batches from manifests, folders and globs, cut into shards."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -242,3 +245,43 @@ def test_bad_thresholds(packed_file: Path, checkpoint: Path, qcs4w: CommandLine)
         assert "neither X nor GLOB=X" in qcs4w.refused(
             "verify", packed_file, "--source", checkpoint, "--max-quant-error", text
         )
+
+
+def test_a_lost_device_costs_one_tensor(packed_file: Path) -> None:
+    """A device that goes away in the middle: its tensor is named, the rest runs on a new one, nothing counts twice."""
+    script = """
+import json, sys
+from pathlib import Path
+from cases import open_gpu
+from qcs4w_cli.verify_batch import Batch, Device
+from qcs4w_cli.verify_requests import Request
+
+path, device = Path(sys.argv[1]), Device(open_gpu)
+
+def requests():
+    yield Request(path, ("layers.0.fc",))
+    device.gpu._device.destroy()
+    yield Request(path, ("layers.1.fc",))
+    yield Request(path)
+
+seen = [(r["tensor"], r.get("error", r)[key]) for r, _ in Batch(device).results(requests())
+        for key in ["code" if "error" in r else "status"]]
+print(json.dumps([seen, device.opened]))
+device.close()
+"""
+    tests = str(Path(__file__).parent)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([tests, os.environ["PYTHONPATH"]])}
+    # In a process of its own: engines have been seen to crash after a loss.
+    done = subprocess.run(
+        [sys.executable, "-c", script, packed_file], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [
+        [
+            ["layers.0.fc.weight", "pass"],
+            ["layers.1.fc.weight", "device_lost"],
+            ["layers.0.fc.weight", "pass"],
+            ["layers.1.fc.weight", "pass"],
+        ],
+        2,
+    ]

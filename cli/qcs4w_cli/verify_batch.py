@@ -3,6 +3,7 @@
 While one tensor is judged in a thread, the device works on the next; no more are held than there are threads, plus one.
 """
 
+import os
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -111,7 +112,7 @@ class Batch:
     def results(self, requests: Iterable[Request | Unusable]) -> Iterator[tuple[Result, int]]:
         """Yield the JSON form of each tensor's result, in order, with the width that the names of its file need."""
         waiting: deque[tuple[Callable[[], Result], int]] = deque()
-        with ThreadPoolExecutor(self.jobs, "judge") as pool, _Open(self.blob) as files:
+        with ThreadPoolExecutor(self.jobs, "judge", self._share_cores) as pool, _Open(self.blob) as files:
             tasks = self._tasks(requests, files)
             while True:
                 task = next(tasks, None)
@@ -127,6 +128,12 @@ class Batch:
                         return
                 if task is None:
                     return
+
+    def _share_cores(self) -> None:
+        """Give each judge its part of the cores: idle threads of torch take time from a software driver."""
+        import torch
+
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.jobs))
 
     def _tasks(self, requests: Iterable[Request | Unusable], files: "_Open") -> Iterator["_Task"]:
         """Yield what there is to do, of this shard alone."""
