@@ -264,8 +264,8 @@ def requests():
     yield Request(path, ("layers.1.fc",))
     yield Request(path)
 
-seen = [(r["tensor"], r.get("error", r)[key]) for r, _ in Batch(device).results(requests())
-        for key in ["code" if "error" in r else "status"]]
+results = [outcome.result for outcome in Batch(device).results(requests())]
+seen = [(r["tensor"], r["error"]["code"] if "error" in r else r["status"]) for r in results]
 print(json.dumps([seen, device.opened]))
 device.close()
 """

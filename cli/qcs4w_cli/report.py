@@ -118,7 +118,7 @@ def to_json(command: str, content: dict[str, Any], exit_code: int) -> str:
         "exit_code": exit_code,
         **content,
     }
-    return json.dumps(_json_value(document), indent=2, allow_nan=False)
+    return json.dumps(json_value(document), indent=2, allow_nan=False)
 
 
 def error_document(code: str, message: str, hint: str | None) -> dict[str, Any]:
@@ -393,11 +393,12 @@ def quantization_document(error: "QuantizationError | None") -> dict[str, Any] |
     return None if error is None else dataclasses.asdict(error)
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """Return a value with strings in place of the numbers that JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): _json_value(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_json_value(item) for item in value]
+        return [json_value(item) for item in value]
     return value

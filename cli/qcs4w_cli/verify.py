@@ -11,10 +11,19 @@ import click
 from .console import Console, print_error
 from .interrupts import interruptible
 from .main import COMMANDS, EXIT_ERROR, EXIT_FAILED
-from .options import PATH, adapter_options, blob_options, common_options, read_file_list, standard_input
+from .options import (
+    PATH,
+    adapter_options,
+    blob_options,
+    common_options,
+    force_option,
+    read_file_list,
+    standard_input,
+)
 from .report import adapter_document, plural, quoted, verdict_lines
 from .verify_batch import Batch, Device, Shard
 from .verify_options import ShardType, ThresholdType, thresholds_of
+from .verify_reports import FORMATS, open_reports, report_options
 from .verify_requests import Request, read_manifest, requests_of
 
 if TYPE_CHECKING:
@@ -70,6 +79,8 @@ if TYPE_CHECKING:
 @click.option(
     "--jobs", type=click.IntRange(1, 256), help="Threads for the CPU's reference.  [default: as many as cores, up to 4]"
 )
+@report_options
+@force_option
 @blob_options()
 @adapter_options
 @common_options
@@ -90,6 +101,8 @@ def command(
     fail_fast: bool,
     strict: bool,
     jobs: int | None,
+    jsonl: Path | None,
+    force: bool,
     blob: "Blob | None",
     engine: str,
     adapter: str | None,
@@ -97,6 +110,7 @@ def command(
     as_json: bool,
     quiet: bool,
     verbose: bool,
+    **reports_wanted: Path | None,
 ) -> int:
     """Check the GPU's linear against torch in float64, tensor by tensor.
 
@@ -119,7 +133,10 @@ def command(
     from qcs4w_gpu import Gpu
     from qcs4w_packer import UsageError, open_source
 
-    console = Console("verify", as_json, quiet)
+    lines_to_stdout = jsonl is not None and str(jsonl) == "-"
+    if lines_to_stdout and as_json:
+        raise UsageError("--json and --jsonl - both want stdout", hint="give --jsonl a file")
+    console = Console("verify", as_json, quiet, answers_to_stderr=lines_to_stdout)
     paths = [*packed, *(read_file_list(files_from) if files_from else [])]
     if not paths and manifest is None:
         raise UsageError("there is nothing to verify", hint="name a packed file, a --manifest, or --files-from a list")
@@ -130,13 +147,13 @@ def command(
         raise UsageError("--output needs --input: the x that the output was computed from")
     if output is not None and kernel is not None:
         raise UsageError("--output is judged as it is: no kernel runs, so that --kernel has no meaning")
-    results: list[dict[str, Any]] = []
     shard = shard or Shard()
     with ExitStack() as stack:
         if input_path is not None:
             input_path = stack.enter_context(standard_input(input_path))
         for given in filter(None, (source, input_path, output)):
             open_source(given).close()  # a fault of theirs is one error, and not one of each tensor
+        reports = open_reports(stack, jsonl, {kind: reports_wanted[kind] for kind in FORMATS}, force=force)
         template = Request(Path(), tensors, input_path, output, source, rows, seed, thresholds)
         device = Device(lambda: Gpu(adapter, engine=engine, require_gpu=require_gpu))
         batch = Batch(
@@ -148,6 +165,7 @@ def command(
             with_bias=not no_bias,
             fail_fast=fail_fast,
             strict=strict,
+            draw=reports.wants_pictures,
             verbose=verbose,
         )
         stack.enter_context(interruptible())
@@ -157,17 +175,21 @@ def command(
         requests = requests_of(paths, template)
         if manifest is not None:
             requests = itertools.chain(requests, read_manifest(manifest, template))
-        for result, name_width in batch.results(requests):
-            results.append(result)
-            _show(result, name_width, console)
+        for outcome in batch.results(requests):
+            reports.add(outcome.result, outcome.picture)
+            _show(outcome.result, outcome.name_width, console)
         unused = []
         if input_path is not None and not tensors and not batch.stopped:
             with open_source(input_path) as inputs:
                 unused = [name for name in inputs.tensors if (input_path, name) not in batch.used_inputs]
-    if not results and shard == Shard():
-        raise UsageError("there is nothing to verify", hint="the list of files is empty")
-    counts = Counter(result["status"] for result in results)
-    code = EXIT_ERROR if counts["error"] else EXIT_FAILED if counts["fail"] else 0
+        results = reports.results
+        if not results and shard == Shard():
+            raise UsageError("there is nothing to verify", hint="the list of files is empty")
+        counts = Counter(result["status"] for result in results)
+        summary = {status: counts[status] for status in ("pass", "fail", "error")}
+        code = EXIT_ERROR if counts["error"] else EXIT_FAILED if counts["fail"] else 0
+        for path in reports.write(_facts(device, seed, shard), summary, code, force=force):
+            console.note(f"wrote {path}")
     console.answer(
         f"\n{plural(len(results), 'tensor')}: {counts['pass']} passed, {counts['fail']} failed, "
         f"{counts['error']} could not be checked" + f"; shard {shard}" * (shard.count > 1)
@@ -186,7 +208,7 @@ def command(
             "seed": seed,
             "rounding_factor": device.rounding_factor,
             "shard": str(shard),
-            "summary": {status: counts[status] for status in ("pass", "fail", "error")},
+            "summary": summary,
             "stopped": batch.stopped,
             "unused_inputs": unused,
             "unchecked": batch.unchecked,
@@ -195,6 +217,14 @@ def command(
         code,
     )
     return code
+
+
+def _facts(device: Device, seed: int, shard: Shard) -> dict[str, str]:
+    """Return what a report says of the run."""
+    from qcs4w_packer import __version__
+
+    ran = {"engine": device.first.engine.version, "adapter": str(device.first.adapter)} if device.first else {}
+    return {"qcs4w": __version__, **ran, "seed": str(seed), "shard": str(shard)}
 
 
 def _show(result: dict[str, Any], name_width: int, console: Console) -> None:

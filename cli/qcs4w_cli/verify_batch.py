@@ -18,6 +18,7 @@ from .verify_requests import Request, Unusable
 
 if TYPE_CHECKING:
     from qcs4w_gpu import Gpu, Kernel, Verdict
+    from qcs4w_gpu.picture import Picture
     from qcs4w_packer import Blob, PackedEntry, PackedFile
     from qcs4w_packer.weights import Source
 
@@ -25,6 +26,21 @@ _OPEN_FILES = 8  # of each kind; a manifest may name thousands, one after anothe
 
 Judge = Callable[[], "Verdict"]
 Result = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one tensor.
+
+    Attributes:
+        result: as JSON.
+        name_width: that the names of its file need.
+        picture: of what failed, where pictures are wanted.
+    """
+
+    result: Result
+    name_width: int
+    picture: "Picture | None"
 
 
 class Device:
@@ -90,6 +106,7 @@ class Batch:
         with_bias: hold a y from elsewhere against the bias that its file has.
         fail_fast: stop at the first tensor that does not pass.
         strict: stop at a request that cannot be met.
+        draw: add pictures of what fails.
         verbose: print the traceback of what could not be checked.
         used_inputs: arrays of input files that were used.
         unchecked: tensors without an input, as JSON.
@@ -104,25 +121,25 @@ class Batch:
     with_bias: bool = True
     fail_fast: bool = False
     strict: bool = False
+    draw: bool = False
     verbose: bool = False
     used_inputs: set[tuple[Path, str]] = field(default_factory=set)
     unchecked: list[dict[str, str]] = field(default_factory=list)
     stopped: bool = False
 
-    def results(self, requests: Iterable[Request | Unusable]) -> Iterator[tuple[Result, int]]:
-        """Yield the JSON form of each tensor's result, in order, with the width that the names of its file need."""
-        waiting: deque[tuple[Callable[[], Result], int]] = deque()
+    def results(self, requests: Iterable[Request | Unusable]) -> Iterator[Outcome]:
+        """Yield what becomes of each tensor, in order."""
+        waiting: deque[Callable[[], Outcome]] = deque()
         with ThreadPoolExecutor(self.jobs, "judge", self._share_cores) as pool, _Open(self.blob) as files:
             tasks = self._tasks(requests, files)
             while True:
                 task = next(tasks, None)
                 if task is not None:
-                    waiting.append((self._start(task, pool), task.width))
+                    waiting.append(self._start(task, pool))
                 while waiting and (task is None or len(waiting) > self.jobs):
-                    finish, width = waiting.popleft()
-                    result = finish()
-                    yield result, width
-                    if self.fail_fast and result["status"] != "pass":
+                    outcome = waiting.popleft()()
+                    yield outcome
+                    if self.fail_fast and outcome.result["status"] != "pass":
                         self.stopped = True
                         pool.shutdown(cancel_futures=True)
                         return
@@ -190,7 +207,7 @@ class Batch:
             self.unchecked.extend({"file": str(request.file), "tensor": other} for other in left)
         return pairs
 
-    def _start(self, task: "_Task", pool: ThreadPoolExecutor) -> Callable[[], Result]:
+    def _start(self, task: "_Task", pool: ThreadPoolExecutor) -> Callable[[], Outcome]:
         """Do what needs the device and the files, hand the rest to a thread, and return what waits for the result."""
         from qcs4w_gpu import DeviceLostError
         from qcs4w_packer import Qcs4wError
@@ -205,19 +222,23 @@ class Batch:
                 if isinstance(caught, DeviceLostError):  # this tensor did it; the next gets a new one
                     self.device.close()
 
-        def finish() -> Result:
+        def finish() -> Outcome:
+            picture = None
             try:
                 if judging is None:
                     raise error if error is not None else AssertionError(task)
                 assert task.work is not None  # noqa: S101 - it made `judging`
-                content = verdict_document(task.work.entry, judging.result())
+                verdict = judging.result()
+                picture = verdict.picture
+                content = verdict_document(task.work.entry, verdict)
             except Qcs4wError as caught:
                 message, hint, code = describe_error(caught)
                 if self.verbose:
                     print_traceback(caught)
                 content = {"status": "error", **error_document(code, message, hint)}
             place = {"file": str(task.file), "tensor": task.tensor}
-            return place | ({} if task.line is None else {"line": task.line}) | content
+            result = place | ({} if task.line is None else {"line": task.line}) | content
+            return Outcome(result, task.width, picture)
 
         return finish
 
@@ -259,6 +280,7 @@ class _Work:
             "source": source,
             "method": entry.method,
             "max_quant_error": request.thresholds.of(entry.name),
+            "draw": self.batch.draw,
         }
         if request.output is not None:
             return self._foreign(rest)

@@ -1,5 +1,7 @@
 """A y that was computed elsewhere, on a phone, in a browser or by another runtime: judged without any GPU."""
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,6 +11,7 @@ from qcs4w_packer.errors import UsageError
 from .causes import Cause, causes_of_output, causes_of_weights
 from .judge import Comparison, compare, reference, stored_bound
 from .linear import as_rows
+from .picture import picture_of
 from .verify import Verdict, check_source, weight_warnings
 
 
@@ -23,6 +26,7 @@ def judge_output(
     method: str = "absmax",
     rounding_factor: int = 1,
     max_quant_error: float | None = None,
+    draw: bool = False,
 ) -> Verdict:
     """Judge y = x · Ŵᵀ (+ bias), wherever it was computed, as long as sums are kept in float32 or better.
 
@@ -38,6 +42,7 @@ def judge_output(
         method: how the container says that the scales were chosen.
         rounding_factor: c of the bound: 1 where arithmetic rounds to nearest, as nearly all does.
         max_quant_error: the relative quantization error that is allowed; it needs the source.
+        draw: add a picture where it fails.
 
     Raises:
         UsageError: x, y or source have the wrong shape.
@@ -69,7 +74,7 @@ def judge_output(
     check = None if source is None else check_source(packed, source, method)
     if check is not None and source is not None and not check.is_match:
         causes += causes_of_weights(packed, source)
-    return Verdict(
+    verdict = Verdict(
         kernel=None,
         rows=len(rows),
         exact=None,
@@ -80,6 +85,11 @@ def judge_output(
         output_dtype=dtype,
         max_quant_error=max_quant_error,
     )
+    if not draw or verdict.status == "pass":
+        return verdict
+    wanted = reference(packed, rows, rounding_factor=rounding_factor, bias=bias)
+    bound, overflow = stored_bound(wanted, y, dtype)
+    return replace(verdict, picture=picture_of(packed, y, wanted.y, bound, right=overflow))
 
 
 def _leading(array: NDArray[np.floating]) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """verify: the GPU's linear against the judge, by two probes, and the packed bytes against their source."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from .dispatcher import Gpu
 from .judge import Comparison, Reference, check_domain, compare, exact_input, oracle, reference
 from .kernel import Kernel, shipped_kernel
 from .linear import Linear, Run, as_rows, plan_for
+from .picture import Picture, picture_of
 from .plan import fold_grid
 
 _GUARD_WORDS = 64
@@ -60,6 +61,7 @@ class Verdict:
         warnings: what is odd, though not wrong.
         output_dtype: of a y that came from elsewhere, as safetensors names it; None for the GPU's.
         max_quant_error: the relative quantization error that is allowed, or None.
+        picture: of a failure, where one was asked for.
     """
 
     kernel: str | None
@@ -71,6 +73,7 @@ class Verdict:
     warnings: tuple[str, ...]
     output_dtype: str | None = None
     max_quant_error: float | None = None
+    picture: Picture | None = None
 
     @property
     def status(self) -> Literal["pass", "fail"]:
@@ -175,6 +178,7 @@ def judge(
     source: NDArray[np.float32] | None = None,
     method: str = "absmax",
     max_quant_error: float | None = None,
+    draw: bool = False,
 ) -> Verdict:
     """Hold a device's answers against the float64 reference; needs no GPU, and may run in a thread of its own.
 
@@ -184,13 +188,15 @@ def judge(
         source: float32, shape (N, K), what the weight was made of.
         method: how the container says that the scales were chosen.
         max_quant_error: the relative quantization error that is allowed; it needs the source.
+        draw: add a picture where it fails.
 
     Raises:
         UsageError: the source has the wrong shape.
     """
     packed, x = answers.packed, answers.x
     wanted: Reference = reference(packed, x, rounding_factor=rounding_factor)
-    exact = _compare(answers.exact, oracle(packed, answers.x_exact, unit_scales=True), 0.0)
+    wanted_exact = oracle(packed, answers.x_exact, unit_scales=True)
+    exact = _compare(answers.exact, wanted_exact, 0.0)
     bounded = _compare(answers.bounded, wanted.y, wanted.bound)
     causes: list[Cause] = []
     if not exact.is_match:
@@ -200,7 +206,7 @@ def judge(
     check = None if source is None else check_source(packed, source, method)
     if check is not None and source is not None and not check.is_match:
         causes += causes_of_weights(packed, source)
-    return Verdict(
+    verdict = Verdict(
         kernel=answers.kernel,
         rows=len(x),
         exact=exact,
@@ -210,6 +216,11 @@ def judge(
         warnings=tuple(weight_warnings(packed)),
         max_quant_error=max_quant_error,
     )
+    if not draw or verdict.status == "pass":
+        return verdict
+    if exact.failures and not bounded.failures:
+        return replace(verdict, picture=picture_of(packed, answers.exact.y, wanted_exact, None))
+    return replace(verdict, picture=picture_of(packed, answers.bounded.y, wanted.y, wanted.bound))
 
 
 def check_source(packed: PackedLinear, source: NDArray[np.float32], method: str) -> SourceCheck:
