@@ -87,8 +87,8 @@ def test_every_example_of_the_help_runs(name: str, line: str, folder: Path) -> N
     assert line.startswith(f"qcs4w {name}")
     if name != "pack":
         pack_file(folder / "model.safetensors", folder / "packed.safetensors")
-    if name == "diff":
-        shutil.copy(folder / "packed.safetensors", folder / "again.safetensors")
+    for copy in ("again", "other") if name in ("diff", "verify") else ():
+        shutil.copy(folder / "packed.safetensors", folder / f"{copy}.safetensors")
     call(line, folder)
 
 

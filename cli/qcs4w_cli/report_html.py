@@ -20,6 +20,7 @@ Result = dict[str, Any]
 MOST_PLOTTED = 50
 
 _HEADS = ("status", "tensor", "file", "N", "K", "M", "ran", "worst error / bound", "quantization error", "finding")
+_NUMBERS = {"N", "K", "M", "worst error / bound", "quantization error"}
 
 
 def html_text(
@@ -42,7 +43,10 @@ def html_text(
         title=_text(title),
         counts=f"{plural(len(results), 'tensor')}: {shown}",
         facts="".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items()),
-        heads="".join(f'<th scope="col"><button type="button">{head}</button></th>' for head in _HEADS),
+        heads="".join(
+            f'<th scope="col"{" class=number" * (head in _NUMBERS)}><button type="button">{head}</button></th>'
+            for head in _HEADS
+        ),
         rows="\n".join(_row(index, result) for index, result in enumerate(results)),
         details=_details(results, failed, pictures),
     )
@@ -53,7 +57,7 @@ def _row(index: int, result: Result) -> str:
     is_error = result["status"] == "error"
     ratio, error = None if is_error else share(result), row["quantization_error"]
     name = _text(result["tensor"] or "")
-    link = name if result["status"] == "pass" else f'<a href="#t{index}">{name or "–"}</a>'
+    link = name if result["status"] == "pass" else f'<a href="#t{index}">{name or "why"}</a>'
     cells = [
         _cell(result["status"], f'<span class="{result["status"]}">{result["status"]}</span>'),
         _cell(result["tensor"], link, "name"),

@@ -63,12 +63,12 @@ def _error_against_bound(_: "Figure", axes: "Axes", picture: "Picture") -> None:
     import numpy as np
 
     if picture.probe == "exact":
-        axes.plot(np.sort(picture.errors), ".", color=_BLUE, markersize=3)
+        axes.plot(np.sort(picture.errors), ".", color=_BLUE, markersize=3, rasterized=True)
         axes.set_xlabel("elements, sorted; the bound is 0")
         axes.set_ylabel("error")
         return
     seen = picture.errors > 0
-    axes.loglog(picture.bounds[seen], picture.errors[seen], ".", color=_BLUE, markersize=3)
+    axes.loglog(picture.bounds[seen], picture.errors[seen], ".", color=_BLUE, markersize=3, rasterized=True)
     if len(picture.bounds):
         ends = np.array([picture.bounds.min(), picture.bounds.max()])
         axes.loglog(ends, ends, color=_RED, linewidth=1.2, label="error = bound")
@@ -111,7 +111,7 @@ def _draw(plot: Any, picture: "Picture", key: str, inches: tuple[float, float]) 
         axes.set_facecolor("none")
         plot(figure, axes, picture)
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(stream, format="svg", transparent=True, metadata=metadata)
+        figure.savefig(stream, format="svg", transparent=True, dpi=200, metadata=metadata)
     text = stream.getvalue()
     text = text[text.index("<svg") :].replace(_INK, "currentColor")
     # Ids are global to a page, and matplotlib numbers those of each figure from 1.

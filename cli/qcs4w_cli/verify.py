@@ -47,6 +47,13 @@ if TYPE_CHECKING:
     help="The float weights that the file was packed from: hold the packed bytes against them too.",
 )
 @click.option(
+    "--than",
+    type=PATH,
+    metavar="PACKED",
+    help="In place of all else: does the one packed file, or this one, have the lower error against --source? Of the "
+    "outputs on --input, or else of the weights. The exit code is 1 where this one has.",
+)
+@click.option(
     "-x",
     "--input",
     "input_path",
@@ -90,6 +97,7 @@ def command(
     files_from: str | None,
     tensors: tuple[str, ...],
     source: Path | None,
+    than: Path | None,
     input_path: Path | None,
     output: Path | None,
     no_bias: bool,
@@ -126,7 +134,8 @@ def command(
       qcs4w verify packed.safetensors --tensor pooler.dense --rows 65 --seed 7 --json
       qcs4w verify model.pte
       qcs4w verify packed.safetensors --tensor pooler.dense --input x.npy --output y_phone.npy
-      qcs4w verify --manifest batch.jsonl --shard 1/2
+      qcs4w verify --manifest batch.jsonl --shard 1/2 --html report.html --junit report.xml
+      qcs4w verify packed.safetensors --than other.safetensors --source model.safetensors
     """  # noqa: D301
     from contextlib import ExitStack
 
@@ -140,6 +149,13 @@ def command(
     paths = [*packed, *(read_file_list(files_from) if files_from else [])]
     if not paths and manifest is None:
         raise UsageError("there is nothing to verify", hint="name a packed file, a --manifest, or --files-from a list")
+    if than is not None:
+        from .verify_than import verify_than
+
+        others = (manifest, files_from, output, kernel, blob, shard, jsonl, *reports_wanted.values())
+        if len(paths) != 1 or source is None or limits or any(given is not None for given in others):
+            raise UsageError("--than compares two packed files: give one PACKED, --source, and perhaps --input")
+        return verify_than(paths[0], than, source, input_path, tensors, console)
     thresholds = thresholds_of(limits)
     if thresholds and source is None:
         raise UsageError("--max-quant-error needs --source: the error is that of the packed weights against it")
