@@ -63,7 +63,7 @@ conformance: adapter chromium
 	"$(VENV)/bin/python" tests/matrix.py $(if $(CHECK),--check)
 
 bench-verify: adapter
-	@PYTHONPATH=cli:packer:gpu "$(VENV)/bin/python" tests/bench_verify.py $(if $(TENSORS),--tensors $(TENSORS))
+	@"$(VENV)/bin/python" tests/bench_verify.py $(if $(TENSORS),--tensors $(TENSORS))
 
 lint: install
 	"$(VENV)/bin/ruff" check .

@@ -253,8 +253,9 @@ def test_a_lost_device_costs_one_tensor(packed_file: Path) -> None:
 import json, sys
 from pathlib import Path
 from cases import open_gpu
-from qcs4w_cli.verify_batch import Batch, Device
+from qcs4w_cli.verify_batch import Batch
 from qcs4w_cli.verify_requests import Request
+from qcs4w_cli.verify_work import Device, Setting
 
 path, device = Path(sys.argv[1]), Device(open_gpu)
 
@@ -264,7 +265,7 @@ def requests():
     yield Request(path, ("layers.1.fc",))
     yield Request(path)
 
-results = [outcome.result for outcome in Batch(device).results(requests())]
+results = [outcome.result for outcome in Batch(Setting(device)).results(requests())]
 seen = [(r["tensor"], r["error"]["code"] if "error" in r else r["status"]) for r in results]
 print(json.dumps([seen, device.opened]))
 device.close()

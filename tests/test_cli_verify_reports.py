@@ -135,6 +135,9 @@ def test_reports_are_not_overwritten(tmp_path: Path, qcs4w: CommandLine) -> None
     assert "no folder" in qcs4w.refused(*arguments, "--csv", tmp_path / "none" / "r.csv")
     same = tmp_path / "same"
     assert "cannot go to one file" in qcs4w.refused(*arguments, "--csv", same, "--jsonl", same)
+    lines = tmp_path / "lines"
+    assert "no adapter" in qcs4w.refused(*arguments, "--jsonl", lines, "--adapter", "42")
+    assert not lines.exists()  # nothing was verified: nothing is in the way of the next try
     assert "both want stdout" in qcs4w(*arguments, "--jsonl", "-", "--json").out
     assert not same.exists()
 

@@ -21,10 +21,11 @@ from .options import (
     standard_input,
 )
 from .report import adapter_document, plural, quoted, verdict_lines
-from .verify_batch import Batch, Device, Shard
+from .verify_batch import Batch, Shard
 from .verify_options import ShardType, ThresholdType, thresholds_of
 from .verify_reports import FORMATS, open_reports, report_options
 from .verify_requests import Request, read_manifest, requests_of
+from .verify_work import Device, Setting
 
 if TYPE_CHECKING:
     from qcs4w_gpu import Kernel
@@ -82,7 +83,7 @@ if TYPE_CHECKING:
 @click.option("--kernel", metavar="NAME|FILE", help="Judge this kernel: one of ours by name, or a .wgsl file of yours.")
 @click.option("--shard", type=ShardType(), help="Take the i-th of n parts, such as 2/4; each tensor is in one.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first tensor that does not pass.")
-@click.option("--strict", is_flag=True, help="Stop at a bad line of the manifest, or a file that cannot be found.")
+@click.option("--strict", is_flag=True, help="Stop at a bad line of the manifest, or a folder without a packed file.")
 @click.option(
     "--jobs", type=click.IntRange(1, 256), help="Threads for the CPU's reference.  [default: as many as cores, up to 4]"
 )
@@ -173,15 +174,12 @@ def command(
         template = Request(Path(), tensors, input_path, output, source, rows, seed, thresholds)
         device = Device(lambda: Gpu(adapter, engine=engine, require_gpu=require_gpu))
         batch = Batch(
-            device,
-            kernel=_kernel(kernel),
+            Setting(device, _kernel(kernel), with_bias=not no_bias, draw=reports.wants_pictures),
             blob=blob,
             jobs=jobs or min(os.cpu_count() or 1, 4),
             shard=shard,
-            with_bias=not no_bias,
             fail_fast=fail_fast,
             strict=strict,
-            draw=reports.wants_pictures,
             verbose=verbose,
         )
         stack.enter_context(interruptible())
@@ -204,7 +202,7 @@ def command(
         counts = Counter(result["status"] for result in results)
         summary = {status: counts[status] for status in ("pass", "fail", "error")}
         code = EXIT_ERROR if counts["error"] else EXIT_FAILED if counts["fail"] else 0
-        for path in reports.write(_facts(device, seed, shard), summary, code, force=force):
+        for path in reports.write(_facts(device, seed, shard), summary, code):
             console.note(f"wrote {path}")
     console.answer(
         f"\n{plural(len(results), 'tensor')}: {counts['pass']} passed, {counts['fail']} failed, "

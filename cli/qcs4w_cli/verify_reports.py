@@ -42,16 +42,23 @@ class Reports:
     """The reports of one run.
 
     Attributes:
+        closing: closes what is opened here.
         targets: the file of each format that was asked for.
-        stream: where lines of JSON go as results come.
+        lines: the file for lines of JSON as results come, made with the first of them.
+        stream: where they go.
+        force: replace files that are there.
         results: so far, as JSON.
         pictures: of failing tensors, by the position of their result.
     """
 
+    closing: contextlib.ExitStack
     targets: dict[str, Path]
+    lines: Path | None = None
     stream: TextIO | None = None
+    force: bool = False
     results: list[Result] = field(default_factory=list)
     pictures: "dict[int, Picture]" = field(default_factory=dict)
+    _started: bool = False
 
     def add(self, result: Result, picture: "Picture | None") -> None:
         """Take in one more result."""
@@ -67,19 +74,18 @@ class Reports:
         """Whether what fails is to be drawn."""
         return "html" in self.targets
 
-    def write(self, facts: dict[str, str], summary: dict[str, int], exit_code: int, *, force: bool) -> list[Path]:
+    def write(self, facts: dict[str, str], summary: dict[str, int], exit_code: int) -> list[Path]:
         """Write all of them, each beside its target and then renamed; return where they lie.
 
         Args:
             facts: about the run, for people.
             summary: how many tensors had which status.
             exit_code: of the command.
-            force: replace files that are there.
         """
         from qcs4w_packer.files import write_file
 
         for kind, path in self.targets.items():
-            write_file(path, self._text(kind, facts).encode(), force=force)
+            write_file(path, self._text(kind, facts).encode(), force=self.force)
         self._line({"summary": summary, "exit_code": exit_code})
         return list(self.targets.values())
 
@@ -103,6 +109,13 @@ class Reports:
     def _line(self, content: dict[str, Any]) -> None:
         from qcs4w_packer.errors import OutputError
 
+        if self.lines is not None and not self._started:
+            try:
+                # What is there as it goes cannot be written beside its target and renamed.
+                self.stream = self.closing.enter_context(self.lines.open("w" if self.force else "x", encoding="utf-8"))
+            except OSError as error:
+                raise OutputError(f"{self.lines}: cannot be written: {error.strerror or error}") from None
+            self._started = True
         if self.stream is None:
             return
         line = json.dumps(json_value({"schema_version": SCHEMA_VERSION, "command": "verify", **content}))
@@ -126,7 +139,7 @@ def open_reports(
     """
     from importlib.util import find_spec
 
-    from qcs4w_packer.errors import OutputError, UsageError
+    from qcs4w_packer.errors import UsageError
     from qcs4w_packer.files import check_target
 
     wanted = {kind: path for kind, path in targets.items() if path is not None}
@@ -136,10 +149,4 @@ def open_reports(
         raise UsageError("two reports cannot go to one file")
     if "html" in wanted and find_spec("matplotlib") is None:
         raise UsageError("--html draws with matplotlib, which is not installed", hint="pip install 'qcs4w[report]'")
-    stream: TextIO | None = None if jsonl is None else sys.stdout
-    if lines is not None:  # what is there as it goes cannot be written beside its target and renamed
-        try:
-            stream = stack.enter_context(lines.open("w" if force else "x", encoding="utf-8"))
-        except OSError as error:
-            raise OutputError(f"{lines}: cannot be written: {error.strerror or error}") from None
-    return Reports(wanted, stream)
+    return Reports(stack, wanted, lines, sys.stdout if jsonl is not None and lines is None else None, force)
