@@ -96,16 +96,23 @@ MUTANTS = {
         "linear_naive", (("if (k >= params.K)", "if (k > params.K)"),), shape=(37, 66)
     ),
     "naive: k off by one in x": Mutant("linear_naive", (("m * params.K + k]", "m * params.K + k + 1u]"),)),
-    "naive: x read by columns": Mutant("linear_naive", (("m * params.K + k]", "k * params.M + m]"),)),
+    "naive: x read by columns": Mutant(
+        "linear_naive", (("m * params.K + k]", "k * params.M + m]"),), cause="x read by columns"
+    ),
     "naive: row stride for even K": Mutant("linear_naive", (("n * params.K_packed", "n * (params.K / 2u)"),)),
     "naive: bytes of a word reversed": Mutant(
         "linear_naive", (("8u * (byte_index % 4u)", "24u - 8u * (byte_index % 4u)"),)
     ),
     "naive: scale of the neighbour": Mutant(
-        "linear_naive", (("* scales[n]", "* scales[(n + 1u) % params.N]"),), probe="bounded"
+        "linear_naive",
+        (("* scales[n]", "* scales[(n + 1u) % params.N]"),),
+        probe="bounded",
+        cause="scales of the neighbour: n + 1 for n",
     ),
-    "naive: scale of the row of x": Mutant("linear_naive", (("* scales[n]", "* scales[m]"),), probe="bounded"),
-    "naive: scale missing": Mutant("linear_naive", (("* scales[n]", ""),), probe="bounded"),
+    "naive: scale of the row of x": Mutant(
+        "linear_naive", (("* scales[n]", "* scales[m]"),), probe="bounded", cause="scales by m in place of n"
+    ),
+    "naive: scale missing": Mutant("linear_naive", (("* scales[n]", ""),), probe="bounded", cause="scales missing"),
     "naive: 16-bit sums": Mutant(
         "linear_naive", (("y[index] = sum *", "y[index] = quantizeToF16(sum) *"),), shape=(37, 2047), probe="bounded"
     ),
@@ -121,7 +128,9 @@ MUTANTS = {
     "naive: last element unwritten": Mutant(
         "linear_naive", (("index >= params.M * params.N)", "index >= params.M * params.N - 1u)"),)
     ),
-    "naive: output by columns": Mutant("linear_naive", (("y[index] =", "y[n * params.M + m] ="),)),
+    "naive: output by columns": Mutant(
+        "linear_naive", (("y[index] =", "y[n * params.M + m] ="),), cause="y written by columns"
+    ),
     "naive: folded rows forgotten": Mutant(
         "linear_naive", (("//! grid = ceil(M * N / WORKGROUP)", "//! grid = max(1, M * N / WORKGROUP)"),)
     ),

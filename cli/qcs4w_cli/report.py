@@ -345,18 +345,26 @@ def _worst(worst: dict[str, Any]) -> str:
 def _faults(probe: dict[str, Any], out_features: int) -> list[str]:
     texts = []
     if probe["failures"]:
-        worst, count = probe["worst"], probe["wrong_column_count"]
-        columns = ", ".join(str(n) for n in probe["wrong_columns"]) + ", …" * (count > len(probe["wrong_columns"]))
-        where = "in every column" if count == out_features else f"in {plural(count, 'column')} (n = {columns})"
-        texts.append(
-            f"{probe['failures']:,} of {probe['elements']:,} elements wrong, {where}; "
-            f"worst y[{worst['row']}, {worst['column']}] = {worst['value']:.9g}, expected {worst['expected']:.9g}, "
-            f"error {worst['error']:.3g}, bound {worst['bound']:.3g}"
-        )
+        worst, unwritten = probe["worst"], probe["unwritten"]
+        count, columns = probe["wrong_column_count"], ", ".join(str(n) for n in probe["wrong_columns"])
+        where = "in every column"
+        if count < out_features:
+            where = f"in {plural(count, 'column')} (n = {columns}{', …' * (count > len(probe['wrong_columns']))})"
+        if probe["pattern"] != "every element":
+            where += f", {probe['pattern']}"
+        if unwritten < probe["failures"]:  # of what was not written, the value says nothing
+            texts.append(
+                f"{probe['failures']:,} of {probe['elements']:,} elements wrong, {where}; "
+                f"worst y[{worst['row']}, {worst['column']}] = {worst['value']:.9g}, expected {worst['expected']:.9g}, "
+                f"error {worst['error']:.3g}, bound {worst['bound']:.3g}"
+            )
     if probe["nan_count"]:
         texts.append(f"{plural(probe['nan_count'], 'element')} of y {'is' if probe['nan_count'] == 1 else 'are'} NaN")
     if probe["unwritten"]:
-        texts.append(f"{plural(probe['unwritten'], 'element')} never written: too few workgroups, or a store left out")
+        texts.append(
+            f"{plural(probe['unwritten'], 'element')} never written, {probe['unwritten_pattern']}: "
+            "too few workgroups, or a store left out"
+        )
     if not probe["guards_intact"]:
         texts.append("something was written behind y: a store without a bounds check")
     return texts

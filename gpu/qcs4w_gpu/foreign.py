@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from qcs4w_packer import PackedLinear
 from qcs4w_packer.errors import UsageError
 
-from .causes import Cause, causes_of_output, causes_of_weights
+from .causes import Cause, causes_of_codes, causes_of_output, causes_of_weights
 from .judge import Comparison, compare, reference, stored_bound
 from .linear import as_rows
 from .picture import picture_of
@@ -70,10 +70,11 @@ def judge_output(
                 if explained.is_match:
                     evidence = f"so, every element is within its bound; as qcs4w, {found.failures:,} are not"
                     causes.append(Cause(name, explained.relative_error, evidence))
-        causes += causes_of_output(packed, rows, y if bias is None else y - bias, packed.scales)
+        named = {cause.name for cause in causes}
+        causes += [c for c in causes_of_output(packed, rows, y, packed.scales, bias=bias) if c.name not in named]
     check = None if source is None else check_source(packed, source, method)
     if check is not None and source is not None and not check.is_match:
-        causes += causes_of_weights(packed, source)
+        causes += [*causes_of_weights(packed, source), *causes_of_codes(packed, source)]
     verdict = Verdict(
         kernel=None,
         rows=len(rows),

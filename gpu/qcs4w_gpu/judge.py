@@ -37,6 +37,7 @@ from qcs4w_packer import PackedLinear
 from qcs4w_packer.errors import UsageError
 
 from .errors import DomainError
+from .patterns import where_wrong
 
 if TYPE_CHECKING:
     import torch
@@ -96,7 +97,9 @@ class Comparison:
         wrong_rows: rows m of y with a failure, the first few.
         wrong_columns: columns n of y with a failure, the first few.
         wrong_column_count: how many columns have one.
+        pattern: where they are, in words ("columns 64.. of every row"); None where nothing is wrong.
         unwritten: elements that the kernel never wrote.
+        unwritten_pattern: where they are, in words; None where everything was written.
         guards_intact: nothing was written behind y.
         nan_count: elements that are NaN.
     """
@@ -108,7 +111,9 @@ class Comparison:
     wrong_rows: tuple[int, ...] = ()
     wrong_columns: tuple[int, ...] = ()
     wrong_column_count: int = 0
+    pattern: str | None = None
     unwritten: int = 0
+    unwritten_pattern: str | None = None
     guards_intact: bool = True
     nan_count: int = 0
 
@@ -289,6 +294,8 @@ def compare(
         wrong_rows=tuple(int(m) for m in np.flatnonzero(wrong.any(axis=1))[:8]),
         wrong_columns=tuple(int(n) for n in columns[:8]),
         wrong_column_count=len(columns),
+        pattern=where_wrong(wrong),
+        unwritten_pattern=None if unwritten is None else where_wrong(unwritten),
         unwritten=0 if unwritten is None else int(unwritten.sum()),
         guards_intact=guards_intact,
         nan_count=int(np.isnan(y).sum()),

@@ -13,7 +13,7 @@ from qcs4w_packer.nibbles import wrong_pad_rows
 from qcs4w_packer.quantize import dequantize
 from qcs4w_packer.rowpack import pack_weight
 
-from .causes import Cause, causes_of_output, causes_of_weights
+from .causes import Cause, Evidence, causes_of_codes, causes_of_weights, explain_outputs
 from .dispatcher import Gpu
 from .judge import Comparison, Reference, check_domain, compare, exact_input, oracle, reference
 from .kernel import Kernel, shipped_kernel
@@ -199,13 +199,13 @@ def judge(
     exact = _compare(answers.exact, wanted_exact, 0.0)
     bounded = _compare(answers.bounded, wanted.y, wanted.bound)
     causes: list[Cause] = []
-    if not exact.is_match:
-        causes = causes_of_output(packed, answers.x_exact, answers.exact.y, np.ones_like(packed.scales))
-    elif not bounded.is_match:
-        causes = causes_of_output(packed, x, answers.bounded.y, packed.scales)
+    if exact.failures or bounded.failures:
+        ones = np.ones_like(packed.scales)
+        evidence = [Evidence(answers.x_exact, answers.exact.y, ones), Evidence(x, answers.bounded.y, packed.scales)]
+        causes = explain_outputs(packed, evidence)
     check = None if source is None else check_source(packed, source, method)
     if check is not None and source is not None and not check.is_match:
-        causes += causes_of_weights(packed, source)
+        causes += [*causes_of_weights(packed, source), *causes_of_codes(packed, source)]
     verdict = Verdict(
         kernel=answers.kernel,
         rows=len(x),

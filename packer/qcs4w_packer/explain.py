@@ -114,11 +114,11 @@ def explain_weights(data: Bytes, weight: NDArray[np.float32], scales: NDArray[np
 
     ranked = _rank(data, out_features, in_features, rows, made, part, some_scales)
     rule = expected = None
-    own = _codes_by_rule(weight[:rows], _RULES[0])[0].astype(np.float64)
+    own = _codes_by_rule(weight[:rows], OWN_RULE)[0].astype(np.float64)
     expected = _fit(part, own, None).residual
     if ranked[0].residual < _FITS:
         best = ranked[0].reading
-        rule = _scale_rule(best.matrix(data, out_features, in_features, rows), weight[:rows], scales)
+        rule = rule_of(best.matrix(data, out_features, in_features, rows), weight[:rows], scales)
     return Finding(_verdict(ranked), ranked, rule, expected, _padding(data, ranked[0], out_features, in_features))
 
 
@@ -273,6 +273,9 @@ _RULES = (
     _Rule(8.0, signed=True, rounding="half away"),
 )
 
+#: The rule of qcs4w.
+OWN_RULE = _RULES[0]
+
 
 def _codes_by_rule(weight: NDArray[np.float32], rule: _Rule) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Quantize rows by a rule that need not be ours: codes (n, K) and scales (n,)."""
@@ -287,10 +290,23 @@ def _codes_by_rule(weight: NDArray[np.float32], rule: _Rule) -> tuple[NDArray[np
     return np.clip(rounded, rule.lowest, 7).astype(np.int8), scales.astype(np.float32)
 
 
-def _scale_rule(codes: NDArray[np.int8], weight: NDArray[np.float32], scales: NDArray[np.float32] | None) -> ScaleRule:
-    """Find the rule that makes most of the codes."""
+def rule_of(
+    codes: NDArray[np.int8],
+    weight: NDArray[np.float32],
+    scales: NDArray[np.float32] | None = None,
+    *,
+    rules: Sequence[_Rule] = _RULES,
+) -> ScaleRule:
+    """Find the rule that makes most of the codes.
+
+    Args:
+        codes: int8, shape (n, K), the first rows.
+        weight: float32, shape (n, K), what they were made of.
+        scales: float32, at least n, if they are known.
+        rules: to try; the first of those that are equally good is named.
+    """
     best: ScaleRule | None = None
-    for rule in _RULES:
+    for rule in rules:
         made, own_scales = _codes_by_rule(weight, rule)
         differing = int(np.count_nonzero(made != codes))
         if best is None or differing < best.differing:
