@@ -9,7 +9,7 @@ from .dispatcher import Gpu
 from .errors import DeviceLostError, DomainError, GpuError, KernelError, LimitError, MissingEngineError, NoAdapterError
 from .foreign import judge_output
 from .judge import Comparison, compare, oracle, reference
-from .kernel import LINEAR_KERNELS, Kernel, parse_kernel, read_kernel, shipped_kernel
+from .kernel import LINEAR_KERNELS, Kernel, KernelSettings, parse_kernel, read_kernel, shipped_kernel
 from .linear import Linear, Run, Timing
 from .plan import Plan, choose_kernel, plan_linear
 from .vector_files import write_vectors
@@ -27,6 +27,7 @@ __all__ = [
     "GpuError",
     "Kernel",
     "KernelError",
+    "KernelSettings",
     "LimitError",
     "Linear",
     "MissingEngineError",

@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from qcs4w_packer import PackedLinear, Reading, readings
 from qcs4w_packer.nibbles import OFFSET, packed_width
-from qcs4w_packer.readings import COLUMNS, RIGHT, ROWS, dropped_tails
+from qcs4w_packer.readings import COLUMNS as TRANSPOSED
+from qcs4w_packer.readings import RIGHT, ROWS, dropped_tails
 
 Floats = NDArray[np.float64]
 
 # Of x and of the weight. More would tell no more: 64 × 128 sums of which two agree by chance are the same fault.
-_ROWS, _COLUMNS = 64, 128
+_PART_M, _PART_N = 64, 128
 _BLOCK = 8192  # columns of the weight read at a time; even, so that no byte is parted
 
 #: Faults of the scale, of x, of where y is written, and of the bias; "" for none.
@@ -113,7 +114,7 @@ class Suspects:
         self._scales = scales.astype(np.float64)
         self._bias = None if bias is None else bias.astype(np.float64)
         self.shape = len(x), packed.out_features
-        self._part = min(len(x), _ROWS), min(packed.out_features, _COLUMNS)
+        self._part = min(len(x), _PART_M), min(packed.out_features, _PART_N)
         self._products: dict[tuple[Any, ...], dict[int, tuple[Floats, Floats]]] = {}
         if tried is None:
             tried = hypotheses(packed.in_features, packed.out_features, has_bias=bias is not None)
@@ -209,7 +210,7 @@ def _codes(packed: PackedLinear, reading: Reading, rows: int, start: int, end: i
     plain = Reading(reading.layout, arrangement=reading.arrangement)
     if reading.arrangement is ROWS:
         return plain.codes(packed.packed[:rows, start // 2 : packed_width(end)], end - start)
-    assert reading.arrangement is COLUMNS  # noqa: S101 - the list has no other
+    assert reading.arrangement is TRANSPOSED  # noqa: S101 - the list has no other
     width = packed_width(packed.out_features)
     part = packed.packed.reshape(-1)[start * width : end * width]
     return plain.matrix(part, packed.out_features, end - start, rows)

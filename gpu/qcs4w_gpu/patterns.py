@@ -33,8 +33,7 @@ def where_wrong(wrong: Booleans) -> str | None:
     count = int(wrong.sum())
     if not count:
         return None
-    rows: Booleans = wrong.any(axis=1)
-    columns: Booleans = wrong.any(axis=0)
+    rows, columns = np.asarray(wrong.any(axis=1)), np.asarray(wrong.any(axis=0))
     if count == wrong.size:
         return "every element"
     if count == 1:
