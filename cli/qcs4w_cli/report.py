@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qcs4w_gpu import Adapter, Comparison, SourceCheck, Verdict
+    from qcs4w_gpu.sweep import Shape
     from qcs4w_packer import PackedEntry, PackReport, QuantizationError
 
 SCHEMA_VERSION = 1
@@ -274,7 +275,7 @@ def full_adapter_document(adapter: "Adapter") -> dict[str, Any]:
     }
 
 
-def verdict_document(entry: "PackedEntry", verdict: "Verdict") -> dict[str, Any]:
+def verdict_document(entry: "PackedEntry | Shape", verdict: "Verdict") -> dict[str, Any]:
     """Return the JSON form of a verdict."""
     return {
         "status": verdict.status,
@@ -358,7 +359,7 @@ def _faults(probe: dict[str, Any], out_features: int) -> list[str]:
                 f"worst y[{worst['row']}, {worst['column']}] = {worst['value']:.9g}, expected {worst['expected']:.9g}, "
                 f"error {worst['error']:.3g}, bound {worst['bound']:.3g}"
             )
-    if probe["nan_count"]:
+    if probe["nan_count"] > probe["unwritten"]:
         texts.append(f"{plural(probe['nan_count'], 'element')} of y {'is' if probe['nan_count'] == 1 else 'are'} NaN")
     if probe["unwritten"]:
         texts.append(

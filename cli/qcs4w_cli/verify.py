@@ -22,13 +22,13 @@ from .options import (
 )
 from .report import adapter_document, plural, quoted, verdict_lines
 from .verify_batch import Batch, Shard
+from .verify_kernel import KernelRequest, kernel_options, watch
 from .verify_options import ShardType, ThresholdType, thresholds_of
 from .verify_reports import FORMATS, open_reports, report_options
 from .verify_requests import Request, read_manifest, requests_of
 from .verify_work import Device, Setting
 
 if TYPE_CHECKING:
-    from qcs4w_gpu import Kernel
     from qcs4w_packer import Blob
 
 
@@ -80,7 +80,7 @@ if TYPE_CHECKING:
 @click.option(
     "--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Seed of all random numbers."
 )
-@click.option("--kernel", metavar="NAME|FILE", help="Judge this kernel: one of ours by name, or a .wgsl file of yours.")
+@kernel_options
 @click.option("--shard", type=ShardType(), help="Take the i-th of n parts, such as 2/4; each tensor is in one.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first tensor that does not pass.")
 @click.option("--strict", is_flag=True, help="Stop at a bad line of the manifest, or a folder without a packed file.")
@@ -105,7 +105,7 @@ def command(
     limits: "tuple[tuple[str | None, float], ...]",
     rows: int,
     seed: int,
-    kernel: str | None,
+    kernel: KernelRequest,
     shard: Shard | None,
     fail_fast: bool,
     strict: bool,
@@ -137,6 +137,8 @@ def command(
       qcs4w verify packed.safetensors --tensor pooler.dense --input x.npy --output y_phone.npy
       qcs4w verify --manifest batch.jsonl --shard 1/2 --html report.html --junit report.xml
       qcs4w verify packed.safetensors --than other.safetensors --source model.safetensors
+      qcs4w verify --sweep --kernel my_kernel.wgsl --define WORKGROUP=128
+      qcs4w verify packed.safetensors --kernel my_kernel.wgsl --grid 'ceil(M * N / 64)' --timeout 30
     """  # noqa: D301
     from contextlib import ExitStack
 
@@ -148,13 +150,15 @@ def command(
         raise UsageError("--json and --jsonl - both want stdout", hint="give --jsonl a file")
     console = Console("verify", as_json, quiet, answers_to_stderr=lines_to_stdout)
     paths = [*packed, *(read_file_list(files_from) if files_from else [])]
-    if not paths and manifest is None:
+    if kernel.watch:
+        return _watch(kernel, console)
+    if not paths and manifest is None and not kernel.sweep:
         raise UsageError("there is nothing to verify", hint="name a packed file, a --manifest, or --files-from a list")
     if than is not None:
         from .verify_than import verify_than
 
-        others = (manifest, files_from, output, kernel, blob, shard, jsonl, *reports_wanted.values())
-        if len(paths) != 1 or source is None or limits or any(given is not None for given in others):
+        others = (manifest, files_from, output, kernel.name, blob, shard, jsonl, *reports_wanted.values())
+        if len(paths) != 1 or source is None or limits or kernel.sweep or any(given is not None for given in others):
             raise UsageError("--than compares two packed files: give one PACKED, --source, and perhaps --input")
         return verify_than(paths[0], than, source, input_path, tensors, console)
     thresholds = thresholds_of(limits)
@@ -162,8 +166,8 @@ def command(
         raise UsageError("--max-quant-error needs --source: the error is that of the packed weights against it")
     if output is not None and input_path is None:
         raise UsageError("--output needs --input: the x that the output was computed from")
-    if output is not None and kernel is not None:
-        raise UsageError("--output is judged as it is: no kernel runs, so that --kernel has no meaning")
+    if output is not None and (kernel.name is not None or kernel.sweep):
+        raise UsageError("--output is judged as it is: no kernel runs, so that --kernel and --sweep have no meaning")
     shard = shard or Shard()
     with ExitStack() as stack:
         if input_path is not None:
@@ -172,9 +176,10 @@ def command(
             open_source(given).close()  # a fault of theirs is one error, and not one of each tensor
         reports = open_reports(stack, jsonl, {kind: reports_wanted[kind] for kind in FORMATS}, force=force)
         template = Request(Path(), tensors, input_path, output, source, rows, seed, thresholds)
-        device = Device(lambda: Gpu(adapter, engine=engine, require_gpu=require_gpu))
+        chosen = kernel.read()
+        device = Device(lambda: kernel.watched(Gpu(adapter, engine=engine, require_gpu=require_gpu), console))
         batch = Batch(
-            Setting(device, _kernel(kernel), with_bias=not no_bias, draw=reports.wants_pictures),
+            Setting(device, chosen, with_bias=not no_bias, draw=reports.wants_pictures),
             blob=blob,
             jobs=jobs or min(os.cpu_count() or 1, 4),
             shard=shard,
@@ -184,8 +189,13 @@ def command(
         )
         stack.enter_context(interruptible())
         stack.callback(device.close)
-        if output is None and paths:  # without an adapter that is one error; a manifest may need none
+        if output is None and (paths or kernel.sweep):  # without an adapter that is one error; a manifest may need none
             console.note(f"adapter: {device.gpu.adapter}; {device.gpu.reason}")
+        if kernel.sweep:
+            for result in kernel.sweep_results(device.gpu, chosen, seed):
+                reports.add(result, None)
+                if result["status"] != "pass":  # of the shapes that pass, the number is enough
+                    _show(result, 0, console)
         requests = requests_of(paths, template)
         if manifest is not None:
             requests = itertools.chain(requests, read_manifest(manifest, template))
@@ -250,15 +260,19 @@ def _show(result: dict[str, Any], name_width: int, console: Console) -> None:
     console.answer_styled(verdict_lines(result, name_width))
 
 
-def _kernel(name: str | None) -> "Kernel | None":
-    from qcs4w_gpu import LINEAR_KERNELS, KernelError, read_kernel, shipped_kernel
+def _watch(kernel: KernelRequest, console: Console) -> int:
+    """Verify again, with all that was said, whenever the kernel is saved."""
+    from qcs4w_packer import UsageError
 
-    if name is None:
-        return None
-    if name in LINEAR_KERNELS:
-        return shipped_kernel(name)
-    if not name.endswith(".wgsl"):
-        raise KernelError(
-            f"no kernel '{name}'", hint=f"there are {', '.join(LINEAR_KERNELS)}, or a .wgsl file of yours"
-        )
-    return read_kernel(Path(name))
+    if console.as_json:
+        raise UsageError("--watch is for people: it has no JSON")
+    if kernel.file is None:
+        raise UsageError("--watch needs --kernel with a .wgsl file of yours")
+    context = click.get_current_context()
+    given = {**context.params, "watch": False}
+
+    def again() -> None:
+        context.invoke(command, **given)
+        given["force"] = True  # the reports of the run before are this command's own
+
+    return watch(kernel.file, again, console)

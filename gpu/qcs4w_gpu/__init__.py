@@ -5,8 +5,17 @@ Knows neither the command line nor the terminal. Public names are listed here on
 
 from .causes import Cause
 from .device import Adapter, choose_adapter, list_adapters
-from .dispatcher import Gpu
-from .errors import DeviceLostError, DomainError, GpuError, KernelError, LimitError, MissingEngineError, NoAdapterError
+from .dispatcher import Gpu, Watchdog
+from .errors import (
+    DeviceLostError,
+    DomainError,
+    GpuError,
+    KernelError,
+    KernelTimeoutError,
+    LimitError,
+    MissingEngineError,
+    NoAdapterError,
+)
 from .foreign import judge_output
 from .judge import Comparison, compare, oracle, reference
 from .kernel import LINEAR_KERNELS, Kernel, KernelSettings, parse_kernel, read_kernel, shipped_kernel
@@ -28,6 +37,7 @@ __all__ = [
     "Kernel",
     "KernelError",
     "KernelSettings",
+    "KernelTimeoutError",
     "LimitError",
     "Linear",
     "MissingEngineError",
@@ -38,6 +48,7 @@ __all__ = [
     "Timing",
     "Vector",
     "Verdict",
+    "Watchdog",
     "check_source",
     "choose_adapter",
     "choose_kernel",
