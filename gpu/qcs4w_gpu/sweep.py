@@ -20,6 +20,7 @@ _ROWS = (1, 3, 4, 5, 17)
 _OUT_FEATURES = (1, 2, 3, 5, 7, 63, 65)
 _IN_FEATURES = (1, 2, 3, 5, 8, 31, 64, 67, 257)
 # Tiles of 64 × 128 and their neighbours; long rows, of which one code alone may be wrong.
+_SPECIAL_FROM = 5  # rows; fewer are all random
 _LARGER = (
     (64, 128, 16),
     (65, 129, 33),
@@ -74,20 +75,22 @@ def sweep(
     """
     factor = rounding_factor_of(gpu) if rounding_factor is None else rounding_factor
     for shape in sweep_shapes() if shapes is None else shapes:
-        draw = np.random.default_rng((seed, shape.rows, shape.out_features, shape.in_features))
-        weight = draw.standard_normal((shape.out_features, shape.in_features), np.float32)
-        yield (
-            shape,
-            verify(
-                gpu,
-                pack_slowly(weight),
-                rows=shape.rows,
-                seed=seed,
-                kernel=kernel,
-                source=weight,
-                rounding_factor=factor,
-            ),
+        weight = sweep_weight(shape, seed)
+        verdict = verify(
+            gpu, pack_slowly(weight), rows=shape.rows, seed=seed, kernel=kernel, source=weight, rounding_factor=factor
         )
+        yield shape, verdict
+
+
+def sweep_weight(shape: Shape, seed: int) -> NDArray[np.float32]:
+    """Return random weights (N, K), of which some rows try the packer: tiny ones, zeros, and nothing but ties."""
+    draw = np.random.default_rng((seed, shape.rows, shape.out_features, shape.in_features))
+    weight: NDArray[np.float32] = draw.standard_normal((shape.out_features, shape.in_features), np.float32)
+    if shape.out_features >= _SPECIAL_FROM:
+        weight[1] *= np.float32(1e-7)  # below the floor of the scale
+        weight[2] = 0
+        weight[3] = (np.arange(shape.in_features) % 16 - np.float32(7.5)) / np.float32(8)
+    return weight
 
 
 def pack_slowly(weight: NDArray[np.float32]) -> PackedLinear:
