@@ -12,7 +12,7 @@ KERNEL_TESTS := $(addprefix tests/test_,linear.py dispatcher.py conformance.py e
 INSTALLED := .installed
 $(shell [ -x "$(VENV)/bin/qcs4w" ] && [ "$$(cat $(INSTALLED) 2>/dev/null)" = "$(VENV)" ] || rm -f $(INSTALLED))
 
-.PHONY: help demo test test-kernels test-all witness browser conformance lint types format build install adapter chromium clean bench-find
+.PHONY: help demo test test-kernels test-all witness browser conformance mutants faults lint types format build install adapter chromium clean bench-find bench-verify
 
 help:
 	@echo "make demo      pack, run and verify the weights of a real model"
@@ -21,6 +21,9 @@ help:
 	@echo "make witness   compare with the real ExecuTorch and other packages (installs 800 MB of them)"
 	@echo "make browser   the tests of examples/browser in a headless Chromium"
 	@echo "make conformance   every kernel on wgpu, Dawn and Chromium, on two software drivers; CHECK=1 changes no file"
+	@echo "make mutants   sweep every seeded fault of the kernels and the packer, and print the score (minutes)"
+	@echo "make faults    name every usual fault, and every pair of them, on 100 random trials each"
+	@echo "make bench-verify  how long a batch of verify takes beside a bare loop; TENSORS=2000"
 	@echo "make test-all  all of these"
 	@echo "make lint      ruff     make types   mypy     make format   ruff format"
 	@echo "make build     wheel and sdist, their content checked"
@@ -50,7 +53,13 @@ witness: adapter
 	@.ci/ensure-witness "$(VENV)"
 	QCS4W_REQUIRE_ADAPTER=1 "$(VENV)/bin/python" -m pytest tests/witness
 
-test-all: test witness browser conformance
+mutants: adapter
+	PYTHONPATH=cli:gpu:packer:tests "$(VENV)/bin/python" tests/mutants.py
+
+faults: install
+	QCS4W_TRIALS=100 "$(VENV)/bin/python" -m pytest tests/test_causes.py
+
+test-all: test witness browser conformance mutants faults
 
 test-kernels: adapter
 	QCS4W_REQUIRE_ADAPTER=1 "$(VENV)/bin/python" -m pytest $(KERNEL_TESTS)
@@ -60,6 +69,9 @@ browser: adapter chromium
 
 conformance: adapter chromium
 	"$(VENV)/bin/python" tests/matrix.py $(if $(CHECK),--check)
+
+bench-verify: adapter
+	@"$(VENV)/bin/python" tests/bench_verify.py $(if $(TENSORS),--tensors $(TENSORS))
 
 lint: install
 	"$(VENV)/bin/ruff" check .

@@ -14,7 +14,7 @@ struct Params { M: u32, N: u32, K: u32, K_packed: u32 }
 @group(0) @binding(3) var<storage, read> scales: array<f32>;        // (N)
 @group(0) @binding(4) var<uniform> params: Params;
 
-const WORKGROUP: u32 = 64u;
+override WORKGROUP: u32 = 64u;  // another by --define WORKGROUP=128
 
 @compute @workgroup_size(WORKGROUP)
 fn main(

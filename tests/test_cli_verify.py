@@ -165,6 +165,40 @@ def test_a_fault_is_told_as_what_it_is(
     assert ("none of the known ones" in result.out) == ("scales" in edit[0])
 
 
+PATTERNS = {
+    "wrong_tile": ("one tile: rows 16..31, columns 64..127", None),
+    "missing_tail": ("columns 128.. of every row", "columns 128.. of every row"),
+    "out_of_bounds": (None, None),
+}
+
+
+@pytest.mark.parametrize("kernel", PATTERNS)
+def test_a_fault_in_a_part_is_told_by_its_place(
+    kernel: str, tmp_path: Path, rng: np.random.Generator, qcs4w: CommandLine
+) -> None:
+    """A wrong tile, a missing tail and a store out of bounds are each reported as what they are."""
+    from qcs4w_packer import pack_weight
+
+    path = tmp_path / "w.safetensors"
+    save_container(path, {"fc.weight": pack_weight(rng.standard_normal((131, 21), np.float32))})
+    arguments = ("verify", path, "--rows", "33", "--kernel", KERNELS / f"{kernel}.wgsl")
+    result = qcs4w(*arguments)
+    assert result.code == 1
+    wrong, unwritten = PATTERNS[kernel]
+    (verdict,) = qcs4w(*arguments, "--json").document["results"]
+    for probe in (verdict["exact"], verdict["bounded"]):
+        assert (probe["pattern"], probe["unwritten_pattern"]) == (wrong, unwritten)
+        assert probe["guards_intact"] == (kernel != "out_of_bounds")
+    if kernel == "wrong_tile":
+        assert f"in 64 columns (n = 64, 65, 66, 67, 68, 69, 70, 71, …), {wrong}; worst" in result.out
+    elif kernel == "missing_tail":
+        assert f"99 elements never written, {unwritten}: too few workgroups, or a store left out" in result.out
+        assert "worst y[" not in result.out
+    else:
+        assert "exact equal" in result.out
+        assert "something was written behind y" in result.out
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from qcs4w_cli.main import COMMANDS, cli
 from qcs4w_packer import pack_file, pack_weight
@@ -34,11 +35,21 @@ def folder(model: Path, tmp_path: Path) -> Path:
     shutil.copy(ROOT / "tests" / "golden" / "pte" / "two_layer_bias.pte", tmp_path / "model.pte")
     x = np.random.default_rng(0).standard_normal((3, 384), np.float32)
     np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y_phone.npy", pooled(model / "model.safetensors", x))
+    (tmp_path / "batch.jsonl").write_text('{"file": "packed.safetensors", "tensor": "pooler.dense", "rows": 3}\n' * 2)
     np.savez(tmp_path / "activations.npz", **{"encoder.layer.0.attention.self.query": x, "pooler.dense": x})
     weight = np.random.default_rng(1).standard_normal((384, 384), np.float32)
     np.save(tmp_path / "weight.npy", weight)
     pack_weight(weight).packed.tofile(tmp_path / "packed.bin")
     return tmp_path
+
+
+def pooled(path: Path, x: np.ndarray) -> np.ndarray:
+    """Return what pooler.dense makes of x once it is packed, as a phone would answer."""
+    tensors = load_file(path)
+    packed = pack_weight(tensors["pooler.dense.weight"])
+    y: np.ndarray = x @ (packed.codes().astype(np.float32) * packed.scales[:, None]).T + tensors["pooler.dense.bias"]
+    return y
 
 
 def examples_of_help() -> Iterator[tuple[str, str]]:
@@ -76,8 +87,8 @@ def test_every_example_of_the_help_runs(name: str, line: str, folder: Path) -> N
     assert line.startswith(f"qcs4w {name}")
     if name != "pack":
         pack_file(folder / "model.safetensors", folder / "packed.safetensors")
-    if name == "diff":
-        shutil.copy(folder / "packed.safetensors", folder / "again.safetensors")
+    for copy in ("again", "other") if name in ("diff", "verify") else ():
+        shutil.copy(folder / "packed.safetensors", folder / f"{copy}.safetensors")
     call(line, folder)
 
 

@@ -40,13 +40,14 @@ class Console:
         """Print lines of (text, style) pieces on stdout; styles show on a terminal only."""
         if self.as_json:
             return
-        if has_colour(sys.stdout):
+        stream = sys.stderr if self.answers_to_stderr else sys.stdout
+        if has_colour(stream):
             from .report import print_styled
 
-            print_styled(lines, sys.stdout)
+            print_styled(lines, stream)
         else:
             for line in lines:
-                write(clean_line("".join(text for text, _ in line).rstrip()), sys.stdout)
+                write(clean_line("".join(text for text, _ in line).rstrip()), stream)
 
     def note(self, text: str) -> None:
         """Print a note on stderr, unless quiet."""

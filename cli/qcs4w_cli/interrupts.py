@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from typing import NoReturn
 
 _GRACE_S = 1.0
 
@@ -31,12 +32,9 @@ def interruptible() -> Iterator[None]:
         os.close(reader)
         if not received or left.wait(_GRACE_S):
             return
-        for path in temporary_files:
-            with contextlib.suppress(OSError):
-                os.unlink(path)
         with contextlib.suppress(OSError):
             os.write(2, b"\nInterrupted.\n")
-        os._exit(128 + received[0])
+        end_process(128 + received[0])
 
     threading.Thread(target=watch, daemon=True).start()
     try:
@@ -45,3 +43,11 @@ def interruptible() -> Iterator[None]:
         left.set()
         signal.set_wakeup_fd(previous)
         os.close(writer)
+
+
+def end_process(code: int) -> NoReturn:
+    """End the process from any thread, whatever the others wait for."""
+    for path in temporary_files:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    os._exit(code)

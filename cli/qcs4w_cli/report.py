@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qcs4w_gpu import Adapter, Comparison, SourceCheck, Verdict
+    from qcs4w_gpu.sweep import Shape
     from qcs4w_packer import PackedEntry, PackReport, QuantizationError
 
 SCHEMA_VERSION = 1
@@ -118,7 +119,7 @@ def to_json(command: str, content: dict[str, Any], exit_code: int) -> str:
         "exit_code": exit_code,
         **content,
     }
-    return json.dumps(_json_value(document), indent=2, allow_nan=False)
+    return json.dumps(json_value(document), indent=2, allow_nan=False)
 
 
 def error_document(code: str, message: str, hint: str | None) -> dict[str, Any]:
@@ -274,7 +275,7 @@ def full_adapter_document(adapter: "Adapter") -> dict[str, Any]:
     }
 
 
-def verdict_document(entry: "PackedEntry", verdict: "Verdict") -> dict[str, Any]:
+def verdict_document(entry: "PackedEntry | Shape", verdict: "Verdict") -> dict[str, Any]:
     """Return the JSON form of a verdict."""
     return {
         "status": verdict.status,
@@ -282,11 +283,14 @@ def verdict_document(entry: "PackedEntry", verdict: "Verdict") -> dict[str, Any]
         "in_features": entry.in_features,
         "rows": verdict.rows,
         "kernel": verdict.kernel,
-        "exact": _comparison_document(verdict.exact),
+        "exact": None if verdict.exact is None else _comparison_document(verdict.exact),
         "bounded": _comparison_document(verdict.bounded),
         "source": None if verdict.source is None else _source_document(verdict.source),
         "causes": [dataclasses.asdict(cause) for cause in verdict.causes],
         "warnings": list(verdict.warnings),
+        "output_dtype": verdict.output_dtype,
+        "max_quant_error": verdict.max_quant_error,
+        "exceeds_quant_error": verdict.exceeds_quant_error,
     }
 
 
@@ -303,26 +307,32 @@ def verdict_lines(result: dict[str, Any], name_width: int = 0) -> list[list[Span
     parts = [
         f"{result['tensor']:<{name_width}}",
         f"{shape:<13}",
-        f"exact {'DIFFERS' if exact['failures'] else 'equal'}",
+        "exact n/a" if exact is None else f"exact {'DIFFERS' if exact['failures'] else 'equal'}",
         f"{'BEYOND' if bounded['failures'] else 'within'} bound, worst {_worst(bounded['worst'])}",
     ]
     if source is not None:
         fits = "equal" if source["equal_bytes"] else "fits" if source["match"] else "DIFFERS"
         parts.append(f"source {fits}, quantization error {source['quantization_error']['relative']:.4f}")
     status: Span = ("pass", "green") if passed else ("FAIL", "bold red")
-    lines: list[list[Span]] = [[status, ("  " + "  ".join([*parts, result["kernel"]]), "")]]
-    for name, probe in (("exact", exact), ("bounded", bounded)):
+    parts.append(result["kernel"] or f"{result['output_dtype']} output")
+    lines: list[list[Span]] = [[status, ("  " + "  ".join(parts), "")]]
+    probes = {name: probe for name, probe in (("exact", exact), ("bounded", bounded)) if probe is not None}
+    for name, probe in probes.items():
         lines += [[(f"      {name}: {text}", "")] for text in _faults(probe, result["out_features"])]
-    if exact["match"] and bounded["failures"]:
+    if exact is not None and exact["match"] and bounded["failures"]:
         lines.append(
             [("      the codes are read right: look at the scales, or at inputs that are no small integers", "")]
         )
     if source is not None and not source["match"]:
         lines.append([(f"      source: {_source_fault(source)}", "")])
+    if result["exceeds_quant_error"]:
+        found, limit = source["quantization_error"]["relative"], result["max_quant_error"]
+        lines.append([(f"      source: the quantization error {found:.4g} is above the threshold of {limit:g}", "")])
     for cause in result["causes"]:
         lines.append([("      likely cause: ", ""), (cause["name"], "bold"), (f" ({cause['evidence']})", "")])
-    told = exact["unwritten"] or bounded["unwritten"] or not exact["guards_intact"] or not bounded["guards_intact"]
-    if not passed and not result["causes"] and not told:
+    told = any(probe["unwritten"] or not probe["guards_intact"] for probe in probes.values())
+    is_wrong = not all(part is None or part["match"] for part in (exact, bounded, source))
+    if is_wrong and not result["causes"] and not told:
         lines.append([("      likely cause: none of the known ones fits", "")])
     return lines + [[(f"      note: {warning}", "yellow")] for warning in result["warnings"]]
 
@@ -336,16 +346,26 @@ def _worst(worst: dict[str, Any]) -> str:
 def _faults(probe: dict[str, Any], out_features: int) -> list[str]:
     texts = []
     if probe["failures"]:
-        worst, count = probe["worst"], probe["wrong_column_count"]
-        columns = ", ".join(str(n) for n in probe["wrong_columns"]) + ", …" * (count > len(probe["wrong_columns"]))
-        where = "in every column" if count == out_features else f"in {plural(count, 'column')} (n = {columns})"
-        texts.append(
-            f"{probe['failures']:,} of {probe['elements']:,} elements wrong, {where}; "
-            f"worst y[{worst['row']}, {worst['column']}] = {worst['value']:.9g}, expected {worst['expected']:.9g}, "
-            f"error {worst['error']:.3g}, bound {worst['bound']:.3g}"
-        )
+        worst, unwritten = probe["worst"], probe["unwritten"]
+        count, columns = probe["wrong_column_count"], ", ".join(str(n) for n in probe["wrong_columns"])
+        where = "in every column"
+        if count < out_features:
+            where = f"in {plural(count, 'column')} (n = {columns}{', …' * (count > len(probe['wrong_columns']))})"
+        if probe["pattern"] != "every element":
+            where += f", {probe['pattern']}"
+        if unwritten < probe["failures"]:  # of what was not written, the value says nothing
+            texts.append(
+                f"{probe['failures']:,} of {probe['elements']:,} elements wrong, {where}; "
+                f"worst y[{worst['row']}, {worst['column']}] = {worst['value']:.9g}, expected {worst['expected']:.9g}, "
+                f"error {worst['error']:.3g}, bound {worst['bound']:.3g}"
+            )
+    if probe["nan_count"] > probe["unwritten"]:
+        texts.append(f"{plural(probe['nan_count'], 'element')} of y {'is' if probe['nan_count'] == 1 else 'are'} NaN")
     if probe["unwritten"]:
-        texts.append(f"{plural(probe['unwritten'], 'element')} never written: too few workgroups, or a store left out")
+        texts.append(
+            f"{plural(probe['unwritten'], 'element')} never written, {probe['unwritten_pattern']}: "
+            "too few workgroups, or a store left out"
+        )
     if not probe["guards_intact"]:
         texts.append("something was written behind y: a store without a bounds check")
     return texts
@@ -382,11 +402,12 @@ def quantization_document(error: "QuantizationError | None") -> dict[str, Any] |
     return None if error is None else dataclasses.asdict(error)
 
 
-def _json_value(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """Return a value with strings in place of the numbers that JSON lacks."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {str(key): _json_value(item) for key, item in value.items()}
+        return {str(key): json_value(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_json_value(item) for item in value]
+        return [json_value(item) for item in value]
     return value

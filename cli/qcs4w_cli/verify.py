@@ -1,27 +1,45 @@
 """The verify command."""
 
+import itertools
+import os
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .console import Console, describe_error, print_error, print_traceback
+from .console import Console, print_error
 from .interrupts import interruptible
 from .main import COMMANDS, EXIT_ERROR, EXIT_FAILED
-from .options import PATH, adapter_options, blob_options, common_options, read_file_list, standard_input
-from .report import adapter_document, error_document, plural, quoted, verdict_document, verdict_lines
+from .options import (
+    PATH,
+    adapter_options,
+    blob_options,
+    common_options,
+    force_option,
+    read_file_list,
+    standard_input,
+)
+from .report import adapter_document, plural, quoted, verdict_lines
+from .verify_batch import Batch, Shard
+from .verify_kernel import KernelRequest, kernel_options, watch
+from .verify_options import ShardType, ThresholdType, thresholds_of
+from .verify_reports import FORMATS, open_reports, report_options
+from .verify_requests import Request, read_manifest, requests_of
+from .verify_work import Device, Setting
 
 if TYPE_CHECKING:
-    from qcs4w_gpu import Gpu, Kernel
-    from qcs4w_packer import Blob, PackedEntry, PackedFile
-    from qcs4w_packer.weights import Source
+    from qcs4w_packer import Blob
 
 
 @click.command("verify", short_help=COMMANDS["verify"])
 @click.argument("packed", nargs=-1, type=PATH)
+@click.option(
+    "--manifest",
+    type=PATH,
+    help="Verify what this file lists, JSON lines with file, tensor, input, output, source, rows, seed, "
+    "max_quant_error; - is stdin. Its paths are relative to it.",
+)
 @click.option("--files-from", metavar="FILE", help="Read more paths from a file, one a line; - is stdin.")
 @click.option("--tensor", "tensors", multiple=True, metavar="NAME", help="Verify this tensor only. Repeatable.")
 @click.option(
@@ -30,29 +48,70 @@ if TYPE_CHECKING:
     help="The float weights that the file was packed from: hold the packed bytes against them too.",
 )
 @click.option(
+    "--than",
+    type=PATH,
+    metavar="PACKED",
+    help="In place of all else: does the one packed file, or this one, have the lower error against --source? Of the "
+    "outputs on --input, or else of the weights. The exit code is 1 where this one has.",
+)
+@click.option(
     "-x",
     "--input",
     "input_path",
     type=PATH,
     help="Judge on these inputs, in place of random rows, the tensors that they name.",
 )
+@click.option(
+    "-y",
+    "--output",
+    type=PATH,
+    help="Judge these outputs of --input, computed anywhere, in place of the GPU's. No GPU is used.",
+)
+@click.option("--no-bias", is_flag=True, help="The outputs of --output are without the bias that the file has.")
+@click.option(
+    "--max-quant-error",
+    "limits",
+    multiple=True,
+    type=ThresholdType(),
+    help="Fail where the relative quantization error against --source is larger; with a pattern, for the tensors that "
+    "it fits. Repeatable, the last that fits counts.",
+)
 @click.option("--rows", type=click.IntRange(1, 2**32 - 1), default=4, show_default=True, help="Rows of random input.")
 @click.option(
     "--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Seed of all random numbers."
 )
-@click.option("--kernel", metavar="NAME|FILE", help="Judge this kernel: one of ours by name, or a .wgsl file of yours.")
+@kernel_options
+@click.option("--shard", type=ShardType(), help="Take the i-th of n parts, such as 2/4; each tensor is in one.")
+@click.option("--fail-fast", is_flag=True, help="Stop at the first tensor that does not pass.")
+@click.option("--strict", is_flag=True, help="Stop at a bad line of the manifest, or a folder without a packed file.")
+@click.option(
+    "--jobs", type=click.IntRange(1, 256), help="Threads for the CPU's reference.  [default: as many as cores, up to 4]"
+)
+@report_options
+@force_option
 @blob_options()
 @adapter_options
 @common_options
 def command(
     packed: tuple[Path, ...],
+    manifest: Path | None,
     files_from: str | None,
     tensors: tuple[str, ...],
     source: Path | None,
+    than: Path | None,
     input_path: Path | None,
+    output: Path | None,
+    no_bias: bool,
+    limits: "tuple[tuple[str | None, float], ...]",
     rows: int,
     seed: int,
-    kernel: str | None,
+    kernel: KernelRequest,
+    shard: Shard | None,
+    fail_fast: bool,
+    strict: bool,
+    jobs: int | None,
+    jsonl: Path | None,
+    force: bool,
     blob: "Blob | None",
     engine: str,
     adapter: str | None,
@@ -60,12 +119,14 @@ def command(
     as_json: bool,
     quiet: bool,
     verbose: bool,
+    **reports_wanted: Path | None,
 ) -> int:
     """Check the GPU's linear against torch in float64, tensor by tensor.
 
     Two probes each: integer inputs, where the answer must be equal, so that any single wrong code is caught; and real
     inputs, where it must stay within the bound of float32 arithmetic. With --source the packed bytes are held against
-    the float weights as well. The exit code is 0 when all pass, 1 when one fails, 2 when one could not be checked.
+    the float weights as well. A folder stands for the packed files in it. The exit code is 0 when all pass, 1 when one
+    fails, 2 when one could not be checked.
 
     \b
     Example:
@@ -73,54 +134,108 @@ def command(
       qcs4w verify packed.safetensors --source model.safetensors
       qcs4w verify packed.safetensors --tensor pooler.dense --rows 65 --seed 7 --json
       qcs4w verify model.pte
+      qcs4w verify packed.safetensors --tensor pooler.dense --input x.npy --output y_phone.npy
+      qcs4w verify --manifest batch.jsonl --shard 1/2 --html report.html --junit report.xml
+      qcs4w verify packed.safetensors --than other.safetensors --source model.safetensors
+      qcs4w verify --sweep --kernel my_kernel.wgsl --define WORKGROUP=128
+      qcs4w verify packed.safetensors --kernel my_kernel.wgsl --grid 'ceil(M * N / 64)' --timeout 30
     """  # noqa: D301
     from contextlib import ExitStack
 
     from qcs4w_gpu import Gpu
-    from qcs4w_gpu.verify import rounding_factor_of
     from qcs4w_packer import UsageError, open_source
 
-    console = Console("verify", as_json, quiet)
+    lines_to_stdout = jsonl is not None and str(jsonl) == "-"
+    if lines_to_stdout and as_json:
+        raise UsageError("--json and --jsonl - both want stdout", hint="give --jsonl a file")
+    console = Console("verify", as_json, quiet, answers_to_stderr=lines_to_stdout)
     paths = [*packed, *(read_file_list(files_from) if files_from else [])]
-    if not paths:
-        raise UsageError("there is nothing to verify", hint="name a packed file, or --files-from a list")
-    results: list[dict[str, Any]] = []
+    if kernel.watch:
+        return _watch(kernel, console)
+    if not paths and manifest is None and not kernel.sweep:
+        raise UsageError("there is nothing to verify", hint="name a packed file, a --manifest, or --files-from a list")
+    if than is not None:
+        from .verify_than import verify_than
+
+        others = (manifest, files_from, output, kernel.name, blob, shard, jsonl, *reports_wanted.values())
+        if len(paths) != 1 or source is None or limits or kernel.sweep or any(given is not None for given in others):
+            raise UsageError("--than compares two packed files: give one PACKED, --source, and perhaps --input")
+        return verify_than(paths[0], than, source, input_path, tensors, console)
+    thresholds = thresholds_of(limits)
+    if thresholds and source is None:
+        raise UsageError("--max-quant-error needs --source: the error is that of the packed weights against it")
+    if output is not None and input_path is None:
+        raise UsageError("--output needs --input: the x that the output was computed from")
+    if output is not None and (kernel.name is not None or kernel.sweep):
+        raise UsageError("--output is judged as it is: no kernel runs, so that --kernel and --sweep have no meaning")
+    shard = shard or Shard()
     with ExitStack() as stack:
-        from_source = stack.enter_context(open_source(source)) if source else None
-        inputs = None
-        if input_path:
-            inputs = stack.enter_context(open_source(stack.enter_context(standard_input(input_path))))
-        chosen_kernel = _kernel(kernel)
+        if input_path is not None:
+            input_path = stack.enter_context(standard_input(input_path))
+        for given in filter(None, (source, input_path, output)):
+            open_source(given).close()  # a fault of theirs is one error, and not one of each tensor
+        reports = open_reports(stack, jsonl, {kind: reports_wanted[kind] for kind in FORMATS}, force=force)
+        template = Request(Path(), tensors, input_path, output, source, rows, seed, thresholds)
+        chosen = kernel.read()
+        device = Device(lambda: kernel.watched(Gpu(adapter, engine=engine, require_gpu=require_gpu), console))
+        batch = Batch(
+            Setting(device, chosen, with_bias=not no_bias, draw=reports.wants_pictures),
+            blob=blob,
+            jobs=jobs or min(os.cpu_count() or 1, 4),
+            shard=shard,
+            fail_fast=fail_fast,
+            strict=strict,
+            verbose=verbose,
+        )
         stack.enter_context(interruptible())
-        gpu = stack.enter_context(Gpu(adapter, engine=engine, require_gpu=require_gpu))
-        console.note(f"adapter: {gpu.adapter}; {gpu.reason}")
-        factor = rounding_factor_of(gpu)
-        job = _Job(gpu, from_source, inputs, rows, seed, chosen_kernel, blob, factor, verbose)
-        for path in paths:
-            for result, name_width in job.verify_file(path, tensors):
-                results.append(result)
-                _show(result, name_width, console)
-    unused = [name for name in inputs.tensors if name not in job.used_inputs] if inputs and not tensors else []
-    counts = Counter(result["status"] for result in results)
-    code = EXIT_ERROR if counts["error"] else EXIT_FAILED if counts["fail"] else 0
-    summary = {status: counts[status] for status in ("pass", "fail", "error")}
+        stack.callback(device.close)
+        if output is None and (paths or kernel.sweep):  # without an adapter that is one error; a manifest may need none
+            console.note(f"adapter: {device.gpu.adapter}; {device.gpu.reason}")
+        if kernel.sweep:
+            for result in kernel.sweep_results(device.gpu, chosen, seed):
+                reports.add(result, None)
+                if result["status"] != "pass":  # of the shapes that pass, the number is enough
+                    _show(result, 0, console)
+        requests = requests_of(paths, template)
+        if manifest is not None:
+            requests = itertools.chain(requests, read_manifest(manifest, template))
+        for outcome in batch.results(requests):
+            reports.add(outcome.result, outcome.picture)
+            _show(outcome.result, outcome.name_width, console)
+        unused = []
+        if input_path is not None and not tensors and not batch.stopped:
+            with open_source(input_path) as inputs:
+                unused = [name for name in inputs.tensors if (input_path, name) not in batch.used_inputs]
+        results = reports.results
+        if not results and shard == Shard():
+            raise UsageError("there is nothing to verify", hint="the list of files is empty")
+        counts = Counter(result["status"] for result in results)
+        summary = {status: counts[status] for status in ("pass", "fail", "error")}
+        code = EXIT_ERROR if counts["error"] else EXIT_FAILED if counts["fail"] else 0
+        for path in reports.write(_facts(device, seed, shard), summary, code):
+            console.note(f"wrote {path}")
     console.answer(
         f"\n{plural(len(results), 'tensor')}: {counts['pass']} passed, {counts['fail']} failed, "
-        f"{counts['error']} could not be checked"
+        f"{counts['error']} could not be checked" + f"; shard {shard}" * (shard.count > 1)
     )
+    if batch.stopped:
+        console.warn("stopped there; the rest was not looked at")
     if unused:
         console.warn(f"{input_path}: no packed tensor is named {quoted(unused)}")
-    if job.unchecked:
-        console.warn(f"not checked, for want of an input: {quoted([item['tensor'] for item in job.unchecked])}")
+    if batch.unchecked:
+        console.warn(f"not checked, for want of an input: {quoted([item['tensor'] for item in batch.unchecked])}")
+    gpu = device.first
     console.document(
         {
-            "engine": gpu.engine.version,
-            "adapter": adapter_document(gpu.adapter),
+            "engine": gpu.engine.version if gpu else None,
+            "adapter": adapter_document(gpu.adapter) if gpu else None,
             "seed": seed,
-            "rounding_factor": factor,
+            "rounding_factor": device.rounding_factor,
+            "shard": str(shard),
             "summary": summary,
+            "stopped": batch.stopped,
             "unused_inputs": unused,
-            "unchecked": job.unchecked,
+            "unchecked": batch.unchecked,
             "results": results,
         },
         code,
@@ -128,87 +243,12 @@ def command(
     return code
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What every tensor of a batch is verified with."""
+def _facts(device: Device, seed: int, shard: Shard) -> dict[str, str]:
+    """Return what a report says of the run."""
+    from qcs4w_packer import __version__
 
-    gpu: "Gpu"
-    source: "Source | None"
-    inputs: "Source | None"
-    rows: int
-    seed: int
-    kernel: "Kernel | None"
-    blob: "Blob | None"
-    rounding_factor: int
-    verbose: bool
-    used_inputs: set[str] = field(default_factory=set)
-    unchecked: list[dict[str, str]] = field(default_factory=list)
-
-    def verify_file(self, path: Path, names: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], int]]:
-        """Yield the JSON form of a result for each tensor; what cannot be checked is a result too.
-
-        With it comes the width that the file's names need.
-        """
-        from qcs4w_packer import Qcs4wError, open_packed
-        from qcs4w_packer.arrays import pair_inputs
-
-        try:
-            container = open_packed(path, self.blob)
-        except Qcs4wError as error:
-            yield self.failure(path, None, error), 0
-            return
-        with container:
-            width = max(map(len, container.entries))
-            for name in names or (None,):
-                try:
-                    if self.inputs is not None:
-                        pairs = pair_inputs(container, self.inputs, name)
-                        self.used_inputs.update(array_name for _, array_name in pairs)
-                        if name is None:
-                            checked = {entry.name for entry, _ in pairs}
-                            left = (other for other in container.entries if other not in checked)
-                            self.unchecked.extend({"file": str(path), "tensor": other} for other in left)
-                    elif name is not None:
-                        pairs = [(container.entry(name), "")]
-                    else:
-                        pairs = [(entry, "") for entry in container.entries.values()]
-                except Qcs4wError as error:
-                    yield self.failure(path, name, error), width
-                    continue
-                for entry, array_name in pairs:
-                    try:
-                        yield self.verify_tensor(container, entry, array_name), width
-                    except Qcs4wError as error:
-                        yield self.failure(path, entry.name, error), width
-
-    def verify_tensor(self, container: "PackedFile", entry: "PackedEntry", array_name: str) -> dict[str, Any]:
-        """Verify one tensor and return the JSON form of its verdict."""
-        from qcs4w_gpu import verify
-        from qcs4w_gpu.linear import plan_for
-        from qcs4w_packer.arrays import read_array
-        from qcs4w_packer.packing import source_weight
-
-        rows = self.rows if self.inputs is None else self.inputs.tensors[array_name].rows or 1
-        plan_for(self.gpu, rows, entry.out_features, entry.in_features, self.kernel)
-        verdict = verify(
-            self.gpu,
-            container.load(entry.name),
-            x=read_array(self.inputs, array_name, entry.in_features) if self.inputs is not None else None,
-            rows=self.rows,
-            seed=self.seed,
-            kernel=self.kernel,
-            source=source_weight(self.source, entry) if self.source is not None else None,
-            method=entry.method,
-            rounding_factor=self.rounding_factor,
-        )
-        return {"file": str(container.path), "tensor": entry.name, **verdict_document(entry, verdict)}
-
-    def failure(self, path: Path, tensor: str | None, error: Exception) -> dict[str, Any]:
-        """Return the JSON form of what could not be checked; with -v its traceback goes to stderr."""
-        message, hint, code = describe_error(error)
-        if self.verbose:
-            print_traceback(error)
-        return {"file": str(path), "tensor": tensor, "status": "error", **error_document(code, message, hint)}
+    ran = {"engine": device.first.engine.version, "adapter": str(device.first.adapter)} if device.first else {}
+    return {"qcs4w": __version__, **ran, "seed": str(seed), "shard": str(shard)}
 
 
 def _show(result: dict[str, Any], name_width: int, console: Console) -> None:
@@ -220,15 +260,19 @@ def _show(result: dict[str, Any], name_width: int, console: Console) -> None:
     console.answer_styled(verdict_lines(result, name_width))
 
 
-def _kernel(name: str | None) -> "Kernel | None":
-    from qcs4w_gpu import LINEAR_KERNELS, KernelError, read_kernel, shipped_kernel
+def _watch(kernel: KernelRequest, console: Console) -> int:
+    """Verify again, with all that was said, whenever the kernel is saved."""
+    from qcs4w_packer import UsageError
 
-    if name is None:
-        return None
-    if name in LINEAR_KERNELS:
-        return shipped_kernel(name)
-    if not name.endswith(".wgsl"):
-        raise KernelError(
-            f"no kernel '{name}'", hint=f"there are {', '.join(LINEAR_KERNELS)}, or a .wgsl file of yours"
-        )
-    return read_kernel(Path(name))
+    if console.as_json:
+        raise UsageError("--watch is for people: it has no JSON")
+    if kernel.file is None:
+        raise UsageError("--watch needs --kernel with a .wgsl file of yours")
+    context = click.get_current_context()
+    given = {**context.params, "watch": False}
+
+    def again() -> None:
+        context.invoke(command, **given)
+        given["force"] = True  # the reports of the run before are this command's own
+
+    return watch(kernel.file, again, console)

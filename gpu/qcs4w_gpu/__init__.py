@@ -5,10 +5,20 @@ Knows neither the command line nor the terminal. Public names are listed here on
 
 from .causes import Cause
 from .device import Adapter, choose_adapter, list_adapters
-from .dispatcher import Gpu
-from .errors import DeviceLostError, DomainError, GpuError, KernelError, LimitError, MissingEngineError, NoAdapterError
+from .dispatcher import Gpu, Watchdog
+from .errors import (
+    DeviceLostError,
+    DomainError,
+    GpuError,
+    KernelError,
+    KernelTimeoutError,
+    LimitError,
+    MissingEngineError,
+    NoAdapterError,
+)
+from .foreign import judge_output
 from .judge import Comparison, compare, oracle, reference
-from .kernel import LINEAR_KERNELS, Kernel, parse_kernel, read_kernel, shipped_kernel
+from .kernel import LINEAR_KERNELS, Kernel, KernelSettings, parse_kernel, read_kernel, shipped_kernel
 from .linear import Linear, Run, Timing
 from .plan import Plan, choose_kernel, plan_linear
 from .vector_files import write_vectors
@@ -26,6 +36,8 @@ __all__ = [
     "GpuError",
     "Kernel",
     "KernelError",
+    "KernelSettings",
+    "KernelTimeoutError",
     "LimitError",
     "Linear",
     "MissingEngineError",
@@ -36,10 +48,12 @@ __all__ = [
     "Timing",
     "Vector",
     "Verdict",
+    "Watchdog",
     "check_source",
     "choose_adapter",
     "choose_kernel",
     "compare",
+    "judge_output",
     "list_adapters",
     "make_vector",
     "oracle",

@@ -4,9 +4,10 @@ import contextlib
 import math
 import re
 import struct
+import threading
 import time
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,30 @@ _UPLOAD_BYTES = 32 << 20
 
 # The words of wgpu, Dawn and their drivers; a bare "lost" may stand in the text of a kernel that does not compile.
 _LOST = re.compile(r"\bdevice\]? (?:is |was )?lost\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Watchdog:
+    """What happens when a dispatch takes too long: nothing can end it, since the driver waits for it.
+
+    Attributes:
+        seconds: that a dispatch may take, compilation included.
+        bark: called in a thread of its own with what is running, for people; it may end the process.
+    """
+
+    seconds: float
+    bark: Callable[[str], None]
+
+    @contextlib.contextmanager
+    def watching(self, what: str) -> Iterator[None]:
+        """Call `bark` if the block has not ended in time."""
+        timer = threading.Timer(self.seconds, self.bark, [what])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 @dataclass(eq=False)
@@ -55,6 +80,7 @@ class Gpu(Closing):
         reason: why that adapter was taken, for people.
         limits: of the device, by WebGPU's names with dashes.
         features: of the device, by WebGPU's names.
+        watchdog: watches every dispatch; None for none.
 
     Args:
         adapter: an index or a part of a name, or one of `list_adapters`, of which Dawn opens each once; by default a
@@ -80,6 +106,7 @@ class Gpu(Closing):
         features: Collection[str] | None = None,
     ):
         self._closed = False
+        self.watchdog: Watchdog | None = None
         if isinstance(adapter, Adapter):
             self.engine = webgpu.engine(adapter.engine)
             self.adapter, _ = choose_adapter([adapter], require_gpu=require_gpu)
@@ -102,7 +129,7 @@ class Gpu(Closing):
         self.limits: dict[str, int] = dict(self._device.limits)
         self.features = self.engine.webgpu_features(self._device.features)
         self._flags = self.engine.api.BufferUsage
-        self._pipelines: dict[str, tuple[Any, Any]] = {}
+        self._pipelines: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         self._fence = self._device.create_buffer(size=4, usage=self._flags.COPY_SRC)
         self._clock: tuple[Any, Any, float] | None = None
         # The driver sets itself up at the first use, which is no part of anybody's upload.
@@ -193,6 +220,17 @@ class Gpu(Closing):
         if missing:
             raise KernelError(f"kernel '{kernel.name}' has a binding {missing[0]} that no buffer is given for")
         bound = {index: (self._handle(buffer), buffer.nbytes) for index, buffer in buffers.items()}
+        with self.watchdog.watching(where) if self.watchdog else contextlib.nullcontext():
+            return self._dispatch(kernel, bound, sizes, grid, where)
+
+    def _dispatch(
+        self,
+        kernel: Kernel,
+        bound: dict[int, tuple[Any, int]],
+        sizes: Mapping[str, int],
+        grid: tuple[int, int],
+        where: str,
+    ) -> float | None:
         pipeline, layout = self._pipeline(kernel)
         with self._reporting(where):
             params = self._device.create_buffer(size=16, usage=self._flags.UNIFORM | self._flags.COPY_DST)
@@ -237,8 +275,9 @@ class Gpu(Closing):
         self._pipeline(kernel)
 
     def _pipeline(self, kernel: Kernel) -> tuple[Any, Any]:
-        """Return a kernel's pipeline and layout, made once per kernel text."""
-        if kernel.source not in self._pipelines:
+        """Return a kernel's pipeline and layout, made once per kernel text and defined constants."""
+        key = (kernel.source, tuple(sorted(kernel.defines.items())))
+        if key not in self._pipelines:
             self._check_needs(kernel)
             with self._reporting(f"kernel '{kernel.name}' does not compile", KernelError):
                 module = self._device.create_shader_module(label=kernel.name, code=self.engine.own_wgsl(kernel.source))
@@ -254,10 +293,14 @@ class Gpu(Closing):
                 )
                 pipeline = self._device.create_compute_pipeline(
                     layout=self._device.create_pipeline_layout(bind_group_layouts=[layout]),
-                    compute={"module": module, "entry_point": kernel.entry_point},
+                    compute={
+                        "module": module,
+                        "entry_point": kernel.entry_point,
+                        "constants": dict(kernel.defines),
+                    },
                 )
-            self._pipelines[kernel.source] = (pipeline, layout)
-        return self._pipelines[kernel.source]
+            self._pipelines[key] = (pipeline, layout)
+        return self._pipelines[key]
 
     def _check_needs(self, kernel: Kernel) -> None:
         """Refuse what the device has not; wgpu checks no workgroup memory, and names no missing feature."""

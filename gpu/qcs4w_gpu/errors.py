@@ -33,6 +33,12 @@ class KernelError(GpuError):
     code = "kernel"
 
 
+class KernelTimeoutError(GpuError):
+    """Raised when a dispatch has not ended in the time that it was given."""
+
+    code = "timeout"
+
+
 class DeviceLostError(GpuError):
     """Raised when the device has gone away, for example because a watchdog ended it."""
 

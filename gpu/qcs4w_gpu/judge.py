@@ -19,6 +19,10 @@ Second term, for subnormals, which WGSL lets an adapter flush to zero. A flushed
 flushed scale or ŵ_k at most 2⁻¹²⁶·8·|x_k|, as |code| ≤ 8; each of at most K + 2 flushed results at most 2⁻¹²⁶, times
 the scale where that is applied after the sum. Outside the domain 8 · K · max|x| · max(1, |scale|) < 2¹²⁷ a result may
 overflow.
+
+A bias b may be added anywhere in the sum: it is one more term, so that K + 3 stands for K + 2 and Σ|x_k·ŵ_k| + |b| for
+the sum, with two more results that may be flushed. A y stored in a narrower type is rounded once more: see
+`stored_bound`.
 """
 
 import math
@@ -33,6 +37,7 @@ from qcs4w_packer import PackedLinear
 from qcs4w_packer.errors import UsageError
 
 from .errors import DomainError
+from .patterns import where_wrong
 
 if TYPE_CHECKING:
     import torch
@@ -42,6 +47,15 @@ TINY = 2.0**-126
 
 #: Up to this K every sum of the exact probe stays below 2²⁴, so that float32 has no rounding to do.
 EXACT_WINDOW = 524_288
+
+#: Rounding of a stored y, by dtype: u, η = half the smallest subnormal, and the first value that rounds to infinity.
+#: float32 is what kernels compute in; a float64 file is read as float32. The bound allows for both already.
+_STORED = {
+    "F64": (0.0, 0.0, 2.0**128 * (1 - 2.0**-25)),
+    "F32": (0.0, 0.0, 2.0**128 * (1 - 2.0**-25)),
+    "F16": (2.0**-11, 2.0**-25, 65520.0),
+    "BF16": (2.0**-8, 2.0**-134, 2.0**128 * (1 - 2.0**-9)),
+}
 
 _BLOCK_BYTES = 64 << 20  # of float64 weights at a time
 
@@ -83,8 +97,11 @@ class Comparison:
         wrong_rows: rows m of y with a failure, the first few.
         wrong_columns: columns n of y with a failure, the first few.
         wrong_column_count: how many columns have one.
+        pattern: where they are, in words ("columns 64.. of every row"); None where nothing is wrong.
         unwritten: elements that the kernel never wrote.
+        unwritten_pattern: where they are, in words; None where everything was written.
         guards_intact: nothing was written behind y.
+        nan_count: elements that are NaN.
     """
 
     elements: int
@@ -94,8 +111,11 @@ class Comparison:
     wrong_rows: tuple[int, ...] = ()
     wrong_columns: tuple[int, ...] = ()
     wrong_column_count: int = 0
+    pattern: str | None = None
     unwritten: int = 0
+    unwritten_pattern: str | None = None
     guards_intact: bool = True
+    nan_count: int = 0
 
     @property
     def is_match(self) -> bool:
@@ -122,13 +142,20 @@ def oracle(packed: PackedLinear, x: NDArray[np.float32], *, unit_scales: bool = 
     return result
 
 
-def reference(packed: PackedLinear, x: NDArray[np.float32], *, rounding_factor: int = 1) -> Reference:
-    """Return x · Ŵᵀ in float64 with its bound.
+def reference(
+    packed: PackedLinear,
+    x: NDArray[np.float32],
+    *,
+    rounding_factor: int = 1,
+    bias: NDArray[np.floating] | None = None,
+) -> Reference:
+    """Return x · Ŵᵀ (+ bias) in float64 with its bound.
 
     Args:
         packed: the weight, N × K.
         x: float32, shape (M, K), finite.
         rounding_factor: c, 1 or 2.
+        bias: floats, shape (N,), where y has one in it.
 
     Raises:
         DomainError: an intermediate could overflow float32.
@@ -139,7 +166,7 @@ def reference(packed: PackedLinear, x: NDArray[np.float32], *, rounding_factor: 
     rows = torch.from_numpy(x.astype(np.float64))
     sizes = rows.abs()
     row_sums = sizes.sum(dim=1, keepdim=True)  # (M, 1)
-    count = packed.in_features + 2
+    count = packed.in_features + (2 if bias is None else 3)
     values, bounds = [], []
     for codes, scales in _blocks(packed):
         weight = codes * scales[:, None]
@@ -147,7 +174,33 @@ def reference(packed: PackedLinear, x: NDArray[np.float32], *, rounding_factor: 
         flushed = TINY * (8 * row_sums + (absolute.sum(dim=1) + count * scales.abs().clamp(min=1.0))[None, :])
         values.append(rows @ weight.T)
         bounds.append(rounding_factor * count * UNIT * (sizes @ absolute.T) + flushed)
-    return Reference(torch.cat(values, dim=1).numpy(), torch.cat(bounds, dim=1).numpy())
+    y, bound = torch.cat(values, dim=1).numpy(), torch.cat(bounds, dim=1).numpy()
+    if bias is not None:
+        wide = bias.astype(np.float64)
+        y, bound = y + wide, bound + rounding_factor * count * UNIT * np.abs(wide) + 2 * TINY
+    return Reference(y, bound)
+
+
+def stored_bound(
+    wanted: Reference, y: NDArray[np.float32], dtype: str
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return what storing y in a dtype allows it to differ, and which of its infinities are right.
+
+    A value v within B of y64 is rounded once more, to nearest: B_out = B + u · (|y64| + B) + η. An infinity is right
+    where some such v rounds to it.
+
+    Args:
+        wanted: y64 and B.
+        y: float32, shape (M, N), as read from the file.
+        dtype: that it was stored in: F16, BF16, F32 or F64.
+
+    Returns:
+        float64, shape (M, N); bool, shape (M, N).
+    """
+    unit, tiny, overflow = _STORED[dtype]
+    bound = wanted.bound + unit * (np.abs(wanted.y) + wanted.bound) + tiny
+    right = np.isinf(y) & (np.copysign(1.0, y) * wanted.y + wanted.bound >= overflow)
+    return bound, right
 
 
 def check_domain(packed: PackedLinear, x: NDArray[np.float32]) -> None:
@@ -197,6 +250,7 @@ def compare(
     *,
     unwritten: NDArray[np.bool_] | None = None,
     guards_intact: bool = True,
+    overflow: NDArray[np.bool_] | None = None,
 ) -> Comparison:
     """Compare y with what it should be.
 
@@ -206,6 +260,7 @@ def compare(
         bound: the largest error allowed, (M, N) or one number; 0 demands equality.
         unwritten: bool, shape (M, N), elements known not to have been written.
         guards_intact: nothing was written behind y.
+        overflow: bool, shape (M, N), infinities that are right.
 
     Raises:
         UsageError: y has another shape than what it should be.
@@ -216,6 +271,8 @@ def compare(
     with np.errstate(invalid="ignore"):
         error = np.abs(y.astype(np.float64) - expected)
     error[np.isnan(error)] = np.inf
+    if overflow is not None:
+        error[overflow] = 0.0
     wrong = error > bounds
     with np.errstate(divide="ignore", invalid="ignore"):
         excess = np.where(error > 0, error / bounds, 0.0)
@@ -237,8 +294,11 @@ def compare(
         wrong_rows=tuple(int(m) for m in np.flatnonzero(wrong.any(axis=1))[:8]),
         wrong_columns=tuple(int(n) for n in columns[:8]),
         wrong_column_count=len(columns),
+        pattern=where_wrong(wrong),
+        unwritten_pattern=None if unwritten is None else where_wrong(unwritten),
         unwritten=0 if unwritten is None else int(unwritten.sum()),
         guards_intact=guards_intact,
+        nan_count=int(np.isnan(y).sum()),
     )
 
 

@@ -5,19 +5,18 @@ with `//!` are for the host: `grid` is the number of workgroups as an expression
 constants; `row_align` is what K_packed must be a multiple of.
 """
 
-import ast
-import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
 from .errors import KernelError
+from .expressions import arguments, at_last_comma, evaluate, evaluate_positive
+from .overrides import Override, read_overrides, settle
 
 #: Kernels of the linear itself, all of the same contract, the readable truth first.
 LINEAR_KERNELS = ("linear_naive", "linear_gemv", "linear_tiled")
@@ -25,6 +24,15 @@ LINEAR_KERNELS = ("linear_naive", "linear_gemv", "linear_tiled")
 PARAMS_BINDING = 4
 
 BufferKind = Literal["storage", "read-only-storage", "uniform"]
+
+_LINEAR_BINDINGS: dict[int, BufferKind] = {
+    0: "storage",
+    1: "read-only-storage",
+    2: "read-only-storage",
+    3: "read-only-storage",
+    PARAMS_BINDING: "uniform",
+}
+_LINEAR_NAMES = ("output", "input", "packed weights", "scales", "Params")
 
 # An attribute's argument may hold calls, as in @workgroup_size(max(A, B)).
 _ATTRIBUTES = r"(?P<attributes>(?:@\w+(?:\s*\((?:[^()]|\([^()]*\))*\))?\s*)+)"
@@ -36,12 +44,10 @@ _WORKGROUP_VARIABLE = re.compile(r"\bvar\s*<\s*workgroup\s*>\s*\w+\s*:\s*([^;]+)
 _FEATURES = {"f16": "shader-f16", "subgroups": "subgroups"}
 _DIRECTIVE = re.compile(r"//!\s*(\w+)\s*=\s*(.+?)\s*")
 _DIRECTIVES = ("grid", "row_align")
-_LONGEST_EXPRESSION = 1000
 # Far beyond any kernel, and far below what makes a parser, ours or naga's, run for minutes or out of stack.
 _MOST_BYTES = 1 << 20
 _DEEPEST = 100
 _MOST_OF_A_KIND = 1000
-_LARGEST_VALUE = 1 << 128
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,8 @@ class Kernel:
         grid: the `//! grid` expression.
         row_align: K_packed must be a multiple of this many bytes.
         features: what its `enable` lines ask of the device, by WebGPU's names.
+        defines: values of override constants in place of the text's own, by WebGPU's keys.
+        unset: override constants that have no value.
     """
 
     name: str
@@ -71,6 +79,8 @@ class Kernel:
     grid: str
     row_align: int
     features: frozenset[str] = frozenset()
+    defines: Mapping[str, float] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
 
     def workgroups(self, sizes: Mapping[str, int]) -> int:
         """Return the number of workgroups for given M, N, K and K_packed.
@@ -78,7 +88,38 @@ class Kernel:
         Raises:
             KernelError: the expression cannot be evaluated, or gives less than one.
         """
-        return _evaluate_positive(self.grid, {**self.constants, **sizes}, f"kernel '{self.name}': grid")
+        return evaluate_positive(self.grid, {**self.constants, **sizes}, f"kernel '{self.name}': grid")
+
+    def grid_of(self, sizes: Mapping[str, int]) -> tuple[int, int] | int:
+        """Return the number of workgroups, or their numbers along x and y where the expression has two parts.
+
+        Raises:
+            KernelError: as for `workgroups`.
+        """
+        x, comma, y = at_last_comma(self.grid)
+        if not (comma and x.strip() and y.strip()):
+            return self.workgroups(sizes)
+        names, where = {**self.constants, **sizes}, f"kernel '{self.name}': grid"
+        return evaluate_positive(x, names, where), evaluate_positive(y, names, where)
+
+
+@dataclass(frozen=True)
+class KernelSettings:
+    """What a user says of a kernel beside its text.
+
+    Attributes:
+        grid: the number of workgroups, in place of the `//! grid` line; two expressions with a comma between them are
+            the numbers along x and y, and are not folded.
+        workgroup: the workgroup size, where the text's own is more than the host can evaluate.
+        defines: values of override constants, as text, by name.
+    """
+
+    grid: str | None = None
+    workgroup: str | None = None
+    defines: Mapping[str, str] = field(default_factory=dict)
+
+
+PLAIN = KernelSettings()
 
 
 @cache
@@ -87,7 +128,7 @@ def shipped_kernel(name: str) -> Kernel:
     return parse_kernel(name, (files("qcs4w_gpu") / "kernels" / f"{name}.wgsl").read_text("utf-8"))
 
 
-def read_kernel(path: str | os.PathLike[str]) -> Kernel:
+def read_kernel(path: str | os.PathLike[str], settings: KernelSettings = PLAIN) -> Kernel:
     """Read a user's kernel file.
 
     Raises:
@@ -99,18 +140,19 @@ def read_kernel(path: str | os.PathLike[str]) -> Kernel:
             raise KernelError(f"{path}: {'is no regular file' if path.exists() else 'cannot be read: no such file'}")
         if path.stat().st_size > _MOST_BYTES:
             raise KernelError(f"{path}: has {path.stat().st_size:,} bytes, expected {_MOST_BYTES:,} at most")
-        return parse_kernel(path.stem, path.read_text("utf-8"))
+        return parse_kernel(path.stem, path.read_text("utf-8"), settings)
     except OSError as error:
         raise KernelError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise KernelError(f"{path}: is not UTF-8 text") from None
 
 
-def parse_kernel(name: str, source: str) -> Kernel:
+def parse_kernel(name: str, source: str, settings: KernelSettings = PLAIN) -> Kernel:
     """Read from WGSL what the host needs to know.
 
     Raises:
-        KernelError: an entry point, the `//! grid` line or a binding is missing or not understood.
+        KernelError: an entry point, the `//! grid` line or a binding is missing or not understood, or the settings do
+            not fit the text.
     """
     where = f"kernel '{name}'"
     code, comments = _split_comments(source)
@@ -119,27 +161,28 @@ def parse_kernel(name: str, source: str) -> Kernel:
     entries = [entry for entry in _ENTRY.finditer(code) if _attribute(entry, "compute") is not None]
     if len(entries) != 1:
         raise KernelError(f"{where} has {len(entries)} @compute entry points, expected one")
-    if "grid" not in directives:
+    grid = settings.grid or directives.get("grid")
+    if grid is None:
         raise KernelError(
             f"{where} does not say how many workgroups it needs",
-            hint="add a line such as: //! grid = ceil(M * N / 64)",
+            hint="add a line such as: //! grid = ceil(M * N / 64), or say so by --grid 'ceil(M * N / 64)'",
         )
-    constants: dict[str, int] = {}
-    for constant, expression in _CONSTANT.findall(_module_scope(code)):
-        try:
-            constants[constant] = _evaluate(expression, constants, constant)
-        except KernelError:
-            continue  # a constant of another type; it is missed only where an expression needs it
-    sizes = _arguments(_attribute(entries[0], "workgroup_size") or "", constants, f"{where}: workgroup_size")
-    x, y, z = [*sizes, 1, 1, 1][:3]
+    scope = _module_scope(code)
+    overrides = read_overrides(scope)
+    defines = settle(overrides, settings.defines, _constant_names(scope), where)
+    constants = _constants(scope, overrides, defines)
+    size, what = settings.workgroup or _attribute(entries[0], "workgroup_size") or "", f"{where}: workgroup_size"
+    if settings.workgroup is not None and not size.strip():
+        raise KernelError(f"{what}: it is empty")
+    x, y, z = [*arguments(size, constants, what), 1, 1, 1][:3]
     bindings: dict[int, BufferKind] = {}
     for found in _BINDING.finditer(code):
         group, binding = _attribute(found, "group"), _attribute(found, "binding")
         if group is None or binding is None:
             continue
-        if _evaluate(group, constants, f"{where}: group") != 0:
+        if evaluate(group, constants, f"{where}: group") != 0:
             raise KernelError(f"{where} has a binding in group {group.strip()}; the host serves group 0 only")
-        bindings[_evaluate(binding, constants, f"{where}: binding")] = _kind(found["space"], found["access"])
+        bindings[evaluate(binding, constants, f"{where}: binding")] = _kind(found["space"], found["access"])
     return Kernel(
         name=name,
         source=source,
@@ -148,10 +191,37 @@ def parse_kernel(name: str, source: str) -> Kernel:
         workgroup_nbytes=sum(_type_nbytes(kind, constants) for kind in _WORKGROUP_VARIABLE.findall(code)),
         bindings=bindings,
         constants=constants,
-        grid=directives["grid"],
-        row_align=_evaluate_positive(directives.get("row_align", "1"), constants, f"{where}: row_align"),
+        grid=grid,
+        row_align=evaluate_positive(directives.get("row_align", "1"), constants, f"{where}: row_align"),
         features=_enabled(code),
+        defines={override.key: value for override, value in defines.items()},
+        unset=tuple(name for name, each in overrides.items() if each.default is None and each not in defines),
     )
+
+
+def _constants(scope: str, overrides: Mapping[str, Override], defines: Mapping[Override, float]) -> dict[str, int]:
+    """Return the whole-number constants, of which some follow from others and from what was defined."""
+    constants: dict[str, int] = {}
+    for name, expression in _CONSTANT.findall(scope):
+        defined = defines.get(overrides[name]) if name in overrides else None
+        try:
+            constants[name] = evaluate(expression, constants, name) if defined is None else _whole(defined, name)
+        except KernelError:
+            continue  # a constant of another type; it is missed only where an expression needs it
+    for override, value in defines.items():
+        if override.default is None and value == int(value):
+            constants[override.name] = int(value)
+    return constants
+
+
+def _whole(value: float, name: str) -> int:
+    if value != int(value):
+        raise KernelError(f"{name} is {value}, no whole number")
+    return int(value)
+
+
+def _constant_names(scope: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\bconst\s+(\w+)", scope))
 
 
 def check_linear(kernel: Kernel) -> None:
@@ -160,18 +230,23 @@ def check_linear(kernel: Kernel) -> None:
     Raises:
         KernelError: a binding is missing, or is not what the contract says.
     """
-    expected: dict[int, BufferKind] = {
-        0: "storage",
-        1: "read-only-storage",
-        2: "read-only-storage",
-        3: "read-only-storage",
-        PARAMS_BINDING: "uniform",
-    }
-    if dict(kernel.bindings) != expected:
+    if kernel.unset:
         raise KernelError(
-            f"kernel '{kernel.name}' has bindings {dict(sorted(kernel.bindings.items()))}, expected {expected}",
-            hint="0 output, 1 input, 2 packed weights, 3 scales, 4 uniform Params {M, N, K, K_packed: u32}",
+            f"kernel '{kernel.name}': the override constant '{kernel.unset[0]}' has no value",
+            hint=f"--define {kernel.unset[0]}=VALUE sets it",
         )
+    found = dict(kernel.bindings)
+    if found == _LINEAR_BINDINGS:
+        return
+    faults = [
+        f"{index} ({_LINEAR_NAMES[index]}) is {f'a {found[index]}' if index in found else 'missing'}, expected a {kind}"
+        for index, kind in _LINEAR_BINDINGS.items()
+        if found.get(index) != kind
+    ] + [f"{index} is one that nobody fills" for index in sorted(found.keys() - _LINEAR_BINDINGS.keys())]
+    raise KernelError(
+        f"kernel '{kernel.name}' has bindings other than those of the linear: {'; '.join(faults)}",
+        hint="0 output, 1 input, 2 packed weights, 3 scales, 4 uniform Params {M, N, K, K_packed: u32}",
+    )
 
 
 def _check_size(code: str, where: str) -> None:
@@ -255,79 +330,12 @@ def _type_nbytes(kind: str, constants: Mapping[str, int]) -> int:
     """Return the bytes of a WGSL type, 0 where it is not a number, a vector or an array of these."""
     kind = re.sub(r"\s", "", kind)
     if kind.startswith("array<") and kind.endswith(">"):
-        element, comma, count = _at_last_comma(kind.removeprefix("array<").removesuffix(">").removesuffix(","))
+        element, comma, count = at_last_comma(kind.removeprefix("array<").removesuffix(">").removesuffix(","))
         try:
-            return _type_nbytes(element, constants) * _evaluate(count, constants, kind) if comma else 0
+            return _type_nbytes(element, constants) * evaluate(count, constants, kind) if comma else 0
         except KernelError:
             return 0
     if vector := re.fullmatch(r"vec([234])(?:<(\w+)>|([fiuh]))", kind):
         scalar = vector[2] or {"h": "f16"}.get(vector[3], "f32")
         return (4 if vector[1] == "3" else int(vector[1])) * _type_nbytes(scalar, constants)
     return {"f16": 2, "f32": 4, "i32": 4, "u32": 4, "bool": 4, "atomic<u32>": 4, "atomic<i32>": 4}.get(kind, 0)
-
-
-def _at_last_comma(text: str) -> tuple[str, str, str]:
-    """Part a text at its last comma outside of brackets."""
-    depth = 0
-    for at in range(len(text) - 1, -1, -1):
-        depth += (text[at] in ")>") - (text[at] in "(<")
-        if text[at] == "," and not depth:
-            return text[:at], ",", text[at + 1 :]
-    return text, "", ""
-
-
-def _arguments(text: str, names: Mapping[str, int], where: str) -> list[int]:
-    """Evaluate a list of expressions; commas inside of calls do not part them."""
-    parts = re.findall(r"(?:[^,()]|\([^()]*\))+", text)
-    return [_evaluate(part, names, where) for part in parts if part.strip()]
-
-
-def _evaluate_positive(expression: str, names: Mapping[str, int], where: str) -> int:
-    value = _evaluate(expression, names, where)
-    if value < 1:
-        raise KernelError(f"{where}: '{expression}' is {value}, expected at least 1")
-    return value
-
-
-def _evaluate(expression: str, names: Mapping[str, int], where: str) -> int:
-    """Evaluate whole-number arithmetic: + - * / %, ceil, min, max, numbers (`32u` too) and names.
-
-    `/` is exact inside `ceil` and rounds down elsewhere, as it does for u32 in WGSL.
-    """
-    text = re.sub(r"\b(0[xX][0-9a-fA-F]+|\d+)[iu]\b", r"\1", expression).strip()
-
-    def value(node: ast.expr, *, exact: bool = False) -> Fraction:
-        match node:
-            case ast.Constant(value=int() as number) if not isinstance(number, bool):
-                return Fraction(number)
-            case ast.Name(id=name) if name in names:
-                return Fraction(names[name])
-            case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div() | ast.Mod() as op, right=right):
-                a, b = value(left, exact=exact), value(right, exact=exact)
-                if isinstance(op, ast.Add):
-                    return a + b
-                if isinstance(op, ast.Sub):
-                    return a - b
-                if isinstance(op, ast.Mult):
-                    return a * b
-                if b == 0:
-                    raise KernelError(f"{where}: division by zero in '{expression}'")
-                if isinstance(op, ast.Mod):
-                    return a % b
-                return a / b if exact else Fraction(a // b)
-            case ast.Call(func=ast.Name(id="ceil"), args=[argument], keywords=[]):
-                return Fraction(math.ceil(value(argument, exact=True)))
-            case ast.Call(func=ast.Name(id="min" | "max" as function), args=[_, *_] as arguments, keywords=[]):
-                return (min if function == "min" else max)(value(argument, exact=exact) for argument in arguments)
-            case _:
-                raise KernelError(f"{where}: cannot evaluate '{ast.unparse(node)}' in '{expression}'")
-
-    if len(text) > _LONGEST_EXPRESSION:
-        raise KernelError(f"{where}: an expression has {len(text)} characters, expected {_LONGEST_EXPRESSION} at most")
-    try:
-        result = math.floor(value(ast.parse(text, mode="eval").body))
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise KernelError(f"{where}: cannot evaluate '{expression}': {error}") from None
-    if abs(result) > _LARGEST_VALUE:
-        raise KernelError(f"{where}: '{expression}' is beyond 128 bits")
-    return result

@@ -142,6 +142,12 @@ class Linear(Closing):
             guards_intact=bool((words[count:] == POISON).all()),
         )
 
+    def set_scales(self, scales: NDArray[np.float32]) -> None:
+        """Put other scales, float32 (N,), in place of those on the device; the weights stay where they are."""
+        if scales.shape != (self.out_features,):
+            raise UsageError(f"scales has shape {list(scales.shape)}, expected [{self.out_features}]")
+        self._gpu.write(self._scales, scales.astype(np.float32))
+
     def close(self) -> None:
         """Free the weights on the device; a second time does nothing."""
         self._held.close()

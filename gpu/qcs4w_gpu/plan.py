@@ -99,8 +99,17 @@ def plan_linear(
     ):
         if count >= _U32_RANGE:
             raise LimitError(f"{what} is {count:,}, beyond the 32 bits of an index in WGSL", hint="use fewer rows")
-    total = kernel.workgroups(sizes)
-    grid = fold_grid(total, limits["max-compute-workgroups-per-dimension"])
+    counts, most = kernel.grid_of(sizes), limits["max-compute-workgroups-per-dimension"]
+    if isinstance(counts, int):
+        grid = fold_grid(counts, most)
+    elif max(counts) > most:
+        raise LimitError(
+            f"kernel '{kernel.name}' asks for {counts[0]:,} × {counts[1]:,} workgroups, "
+            f"the device takes {most:,} in each dimension",
+            hint="one expression is folded into two dimensions; or use fewer rows",
+        )
+    else:
+        grid = counts
     return Plan(kernel, rows, out_features, in_features, stride, grid)
 
 

@@ -1,6 +1,6 @@
 """verify: the GPU's linear against the judge, by two probes, and the packed bytes against their source."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -13,11 +13,12 @@ from qcs4w_packer.nibbles import wrong_pad_rows
 from qcs4w_packer.quantize import dequantize
 from qcs4w_packer.rowpack import pack_weight
 
-from .causes import Cause, causes_of_output, causes_of_weights
+from .causes import Cause, Evidence, causes_of_codes, causes_of_weights, explain_outputs
 from .dispatcher import Gpu
-from .judge import Comparison, Reference, compare, exact_input, oracle, reference
+from .judge import Comparison, Reference, check_domain, compare, exact_input, oracle, reference
 from .kernel import Kernel, shipped_kernel
 from .linear import Linear, Run, as_rows, plan_for
+from .picture import Picture, picture_of
 from .plan import fold_grid
 
 _GUARD_WORDS = 64
@@ -50,28 +51,62 @@ class Verdict:
     """What `verify` found for one tensor.
 
     Attributes:
-        kernel: that both probes ran.
+        kernel: that both probes ran; None where y came from elsewhere.
         rows: M of the bounded probe.
-        exact: integer inputs, scales of 1: equality is demanded, so that any single wrong code is caught.
+        exact: integer inputs, scales of 1: equality is demanded, so that any single wrong code is caught. None where y
+            came from elsewhere: its input was not ours to choose.
         bounded: real scales and input, against the bound of float32 arithmetic.
         source: the bytes against their source, or None without one.
         causes: likely reasons for a failure, best first.
         warnings: what is odd, though not wrong.
+        output_dtype: of a y that came from elsewhere, as safetensors names it; None for the GPU's.
+        max_quant_error: the relative quantization error that is allowed, or None.
+        picture: of a failure, where one was asked for.
     """
 
-    kernel: str
+    kernel: str | None
     rows: int
-    exact: Comparison
+    exact: Comparison | None
     bounded: Comparison
     source: SourceCheck | None
     causes: tuple[Cause, ...]
     warnings: tuple[str, ...]
+    output_dtype: str | None = None
+    max_quant_error: float | None = None
+    picture: Picture | None = None
 
     @property
     def status(self) -> Literal["pass", "fail"]:
         """Whether everything that was looked at is right."""
-        right = self.exact.is_match and self.bounded.is_match and (self.source is None or self.source.is_match)
-        return "pass" if right else "fail"
+        right = all(part is None or part.is_match for part in (self.exact, self.bounded, self.source))
+        return "pass" if right and not self.exceeds_quant_error else "fail"
+
+    @property
+    def exceeds_quant_error(self) -> bool:
+        """Whether the quantization error is above the threshold that was given for it."""
+        limit, check = self.max_quant_error, self.source
+        return limit is not None and check is not None and not check.error.relative <= limit
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a device made of the two probes, still to be judged.
+
+    Attributes:
+        packed: the weight.
+        kernel: that ran, by its name.
+        x_exact: integers, float32, shape (M', K).
+        x: float32, shape (M, K).
+        exact: the run of x_exact, with scales of 1.
+        bounded: the run of x.
+    """
+
+    packed: PackedLinear
+    kernel: str
+    x_exact: NDArray[np.float32]
+    x: NDArray[np.float32]
+    exact: Run
+    bounded: Run
 
 
 def verify(
@@ -86,7 +121,7 @@ def verify(
     method: str = "absmax",
     rounding_factor: int | None = None,
 ) -> Verdict:
-    """Judge the GPU's linear for one packed weight.
+    """Judge the GPU's linear for one packed weight: `ask` and `judge` in one.
 
     Args:
         gpu: where to run.
@@ -104,6 +139,21 @@ def verify(
         DomainError: x leaves the range in which float32 can be judged.
         LimitError, GpuError: as running does.
     """
+    answers = ask(gpu, packed, x=x, rows=rows, seed=seed, kernel=kernel)
+    factor = rounding_factor_of(gpu) if rounding_factor is None else rounding_factor
+    return judge(answers, rounding_factor=factor, source=source, method=method)
+
+
+def ask(
+    gpu: Gpu,
+    packed: PackedLinear,
+    *,
+    x: NDArray[np.floating] | None = None,
+    rows: int = DEFAULT_ROWS,
+    seed: int = DEFAULT_SEED,
+    kernel: Kernel | None = None,
+) -> Answers:
+    """Run both probes on a device; arguments and errors are those of `verify`. The weights are uploaded once."""
     if rows < 1:
         raise UsageError(f"rows is {rows}, expected at least 1")
     if x is not None:
@@ -112,33 +162,65 @@ def verify(
     kernel = plan_for(gpu, rows, packed.out_features, packed.in_features, kernel).kernel  # both probes judge this one
     if x is None:
         x = np.random.default_rng(seed).standard_normal((rows, packed.in_features), np.float32)
-    factor = rounding_factor_of(gpu) if rounding_factor is None else rounding_factor
-    wanted: Reference = reference(packed, x, rounding_factor=factor)
-
-    ones = np.ones_like(packed.scales)
+    check_domain(packed, x)
     x_exact = exact_input(packed.in_features, min(max(len(x), _EXACT_ROWS[0]), _EXACT_ROWS[1]), seed)
-    run_exact = _run(gpu, packed, x_exact, kernel, ones)
-    exact = _compare(run_exact, oracle(packed, x_exact, unit_scales=True), 0.0)
-    run_bounded = _run(gpu, packed, x, kernel, None)
-    bounded = _compare(run_bounded, wanted.y, wanted.bound)
+    with Linear(gpu, packed, kernel=kernel, scales=np.ones_like(packed.scales)) as linear:
+        exact = linear.run(x_exact, guard_words=_GUARD_WORDS)
+        linear.set_scales(packed.scales)
+        bounded = linear.run(x, guard_words=_GUARD_WORDS)
+    return Answers(packed, kernel.name, x_exact, x, exact, bounded)
 
+
+def judge(
+    answers: Answers,
+    *,
+    rounding_factor: int,
+    source: NDArray[np.float32] | None = None,
+    method: str = "absmax",
+    max_quant_error: float | None = None,
+    draw: bool = False,
+) -> Verdict:
+    """Hold a device's answers against the float64 reference; needs no GPU, and may run in a thread of its own.
+
+    Args:
+        answers: of `ask`.
+        rounding_factor: c of the bound.
+        source: float32, shape (N, K), what the weight was made of.
+        method: how the container says that the scales were chosen.
+        max_quant_error: the relative quantization error that is allowed; it needs the source.
+        draw: add a picture where it fails.
+
+    Raises:
+        UsageError: the source has the wrong shape.
+    """
+    packed, x = answers.packed, answers.x
+    wanted: Reference = reference(packed, x, rounding_factor=rounding_factor)
+    wanted_exact = oracle(packed, answers.x_exact, unit_scales=True)
+    exact = _compare(answers.exact, wanted_exact, 0.0)
+    bounded = _compare(answers.bounded, wanted.y, wanted.bound)
     causes: list[Cause] = []
-    if not exact.is_match:
-        causes = causes_of_output(packed, x_exact, run_exact.y, ones)
-    elif not bounded.is_match:
-        causes = causes_of_output(packed, x, run_bounded.y, packed.scales)
+    if exact.failures or bounded.failures:
+        ones = np.ones_like(packed.scales)
+        evidence = [Evidence(answers.x_exact, answers.exact.y, ones), Evidence(x, answers.bounded.y, packed.scales)]
+        causes = explain_outputs(packed, evidence)
     check = None if source is None else check_source(packed, source, method)
     if check is not None and source is not None and not check.is_match:
-        causes += causes_of_weights(packed, source)
-    return Verdict(
-        kernel=kernel.name,
+        causes += [*causes_of_weights(packed, source), *causes_of_codes(packed, source)]
+    verdict = Verdict(
+        kernel=answers.kernel,
         rows=len(x),
         exact=exact,
         bounded=bounded,
         source=check,
         causes=tuple(causes),
-        warnings=tuple(_warnings(packed)),
+        warnings=tuple(weight_warnings(packed)),
+        max_quant_error=max_quant_error,
     )
+    if not draw or verdict.status == "pass":
+        return verdict
+    if exact.failures and not bounded.failures:
+        return replace(verdict, picture=picture_of(packed, answers.exact.y, wanted_exact, None))
+    return replace(verdict, picture=picture_of(packed, answers.bounded.y, wanted.y, wanted.bound))
 
 
 def check_source(packed: PackedLinear, source: NDArray[np.float32], method: str) -> SourceCheck:
@@ -182,22 +264,12 @@ def rounding_factor_of(gpu: Gpu) -> int:
     return 1 if np.array_equal(seen, np.concatenate([a + b, a * b])) else 2
 
 
-def _run(
-    gpu: Gpu,
-    packed: PackedLinear,
-    x: NDArray[np.float32],
-    kernel: Kernel,
-    scales: NDArray[np.float32] | None,
-) -> Run:
-    with Linear(gpu, packed, kernel=kernel, scales=scales) as linear:
-        return linear.run(x, guard_words=_GUARD_WORDS)
-
-
 def _compare(run: Run, expected: NDArray[np.float64], bound: NDArray[np.float64] | float) -> Comparison:
     return compare(run.y, expected, bound, unwritten=run.unwritten, guards_intact=run.guards_intact)
 
 
-def _warnings(packed: PackedLinear) -> list[str]:
+def weight_warnings(packed: PackedLinear) -> list[str]:
+    """Say what is odd about packed bytes, though not wrong."""
     rows = wrong_pad_rows(packed.packed, packed.in_features)
     if not rows:
         return []

@@ -83,6 +83,41 @@ def pair_inputs(container: PackedFile, inputs: Source, wanted: str | None = None
     )
 
 
+def pair_output(container: PackedFile, outputs: Source, entry: PackedEntry, array_name: str, *, is_only: bool) -> str:
+    """Return the name of the array that holds a linear's output.
+
+    Args:
+        container: the packed tensors.
+        outputs: the arrays.
+        entry: the linear.
+        array_name: of its input; an output of the same name is its own.
+        is_only: it is the only one that is asked about, so that a single array is its output, whatever its name.
+
+    Raises:
+        UnknownTensorError: no array belongs to it.
+        UsageError: several do.
+    """
+    if array_name in outputs.tensors and (is_only or not outputs.nameless):
+        return array_name
+    names = [name for known in (entry.name, *entry.aliases) for name in (known, _module(known))]
+    found = [name for name in names if name in outputs.tensors and not outputs.nameless]
+    if not found and is_only:
+        found = [name for _, name in pair_inputs(container, outputs, entry.name)]
+    found = list(dict.fromkeys(found))
+    if len(found) > 1:
+        raise UsageError(
+            f"{outputs.path}: '{found[0]}' and '{found[1]}' may both be the output of '{entry.name}'",
+            hint=f"name it '{array_name}', as its input",
+        )
+    if not found:
+        there = ", ".join(f"'{array}'" for array in list(outputs.tensors)[:3]) or "none"
+        raise UnknownTensorError(
+            f"{outputs.path}: no array is the output of '{entry.name}' (arrays: {there})",
+            hint=f"name it '{entry.name}', or choose with --tensor what is to be judged",
+        )
+    return found[0]
+
+
 def output_name(entry: PackedEntry, array_name: str) -> str:
     """Return the name for the output of a linear: that of its input where it names the linear, else the linear's."""
     names = (entry.name, *entry.aliases)

@@ -343,6 +343,9 @@ _RULES = (
     _Rule(8.0, signed=True, rounding="half away"),
 )
 
+#: The rule of qcs4w.
+OWN_RULE = _RULES[0]
+
 
 def _codes_by_rule(weight: NDArray[np.float32], rule: _Rule) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Quantize rows by a rule that need not be ours: codes (n, K) and scales (n,)."""
@@ -366,6 +369,24 @@ def _scale_rule(
     rule, made, own_scales = min(by_rule, key=lambda each: np.count_nonzero(each[1] != codes))
     same = None if scales is None else bool(np.array_equal(own_scales, scales[: len(codes)]))
     return ScaleRule(rule.name, int(np.count_nonzero(made != codes)), codes.size, same)
+
+
+def rule_of(
+    codes: NDArray[np.int8],
+    weight: NDArray[np.float32],
+    scales: NDArray[np.float32] | None = None,
+    *,
+    rules: Sequence[_Rule] = _RULES,
+) -> ScaleRule:
+    """Find the rule that makes most of the codes.
+
+    Args:
+        codes: int8, shape (n, K), the first rows.
+        weight: float32, shape (n, K), what they were made of.
+        scales: float32, at least n, if they are known.
+        rules: to try; the first of those that are equally good is named.
+    """
+    return _scale_rule(codes, [(rule, *_codes_by_rule(weight, rule)) for rule in rules], scales)
 
 
 def _padding(data: Bytes, best: Explanation, out_features: int, in_features: int) -> str | None:

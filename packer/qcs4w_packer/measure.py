@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+_BLOCK_ELEMENTS = 4 << 20  # of float64 weights at a time
+
 
 @dataclass(frozen=True)
 class QuantizationError:
@@ -31,6 +33,25 @@ def row_square_sums(
     wide = weight.astype(np.float64)
     difference = wide - dequantized
     return np.einsum("ij,ij->i", difference, difference), np.einsum("ij,ij->i", wide, wide)
+
+
+def output_error(x: NDArray[np.float32], weight: NDArray[np.float32], dequantized: NDArray[np.float32]) -> float:
+    """Return ‖x·(W − Ŵ)ᵀ‖ / ‖x·Wᵀ‖, the relative error that quantizing makes in the output of a linear.
+
+    Args:
+        x: float32, shape (M, K).
+        weight: float32, shape (N, K).
+        dequantized: float32, shape (N, K).
+    """
+    wide = x.astype(np.float64)
+    lost = whole = 0.0
+    step = max(1, _BLOCK_ELEMENTS // weight.shape[1])
+    for start in range(0, len(weight), step):
+        rows = weight[start : start + step].astype(np.float64)
+        difference = rows - dequantized[start : start + step]
+        lost += float(np.square(wide @ difference.T).sum())
+        whole += float(np.square(wide @ rows.T).sum())
+    return math.sqrt(float(_ratio(np.array([lost]), np.array([whole]))[0]))
 
 
 def quantization_error(error_squares: NDArray[np.float64], weight_squares: NDArray[np.float64]) -> QuantizationError:

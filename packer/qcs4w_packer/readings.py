@@ -275,19 +275,26 @@ _ENCODINGS = (EVEN_LOW, EVEN_LOW_TWOS)  # for arrangements that have an order of
 _OFFSETS = (OFFSET, 0, OFFSET - 1, OFFSET + 1)
 
 
-def readings(in_features: int | None = None) -> Iterator[Reading]:
+def dropped_tails(in_features: int) -> list[int]:
+    """Return the columns past the last whole 2, 4, … 256: what a loop over whole vectors or tiles forgets."""
+    return sorted({in_features % step for step in (2, 4, 8, 16, 32, 64, 128, 256)} - {0, in_features})
+
+
+def readings(in_features: int | None = None, *, out_features: int | None = None) -> Iterator[Reading]:
     """Yield every misreading of rows as qcs4w packs them, the right one first, then by number of faults.
 
     Args:
-        in_features: K; with it the readings that drop a tail are included: the columns past the last
-            whole 2, 4, … 256, which is what a loop over whole vectors or tiles forgets.
+        in_features: K; with it the readings that drop a tail are included.
+        out_features: N; with both, also the bytes read as the transposed matrix, where they hold as many.
     """
-    tails = {0}
-    if in_features is not None:
-        tails |= {in_features % step for step in (2, 4, 8, 16, 32, 64, 128, 256)} - {in_features}
+    tails = [0] if in_features is None else [0, *dropped_tails(in_features)]
+    arrangements = [ROWS]
+    if in_features is not None and out_features is not None:
+        held = ROWS.nbytes(out_features, in_features)
+        arrangements += [COLUMNS] if COLUMNS.nbytes(out_features, in_features) <= held else []
     every = (
-        Reading(layout, offset, tail)
-        for layout, offset, tail in product(LAYOUTS.values(), _OFFSETS, sorted(tails))
+        Reading(layout, offset, tail, arrangement)
+        for arrangement, layout, offset, tail in product(arrangements, LAYOUTS.values(), _OFFSETS, tails)
         if not (layout.twos_complement and offset != OFFSET)
     )
     yield from sorted(every, key=lambda reading: len(reading.faults))

@@ -10,7 +10,7 @@ from page_under_test import PackedPage
 
 from qcs4w_gpu import LINEAR_KERNELS, KernelError
 from qcs4w_gpu.judge import EXACT_WINDOW
-from qcs4w_gpu.kernel import _evaluate, parse_kernel
+from qcs4w_gpu.kernel import parse_kernel
 from qcs4w_gpu.plan import fold_grid
 from qcs4w_packer import LAYOUTS, pack_weight, save_container
 
@@ -192,7 +192,7 @@ def test_expressions_mean_the_same(shared_page: PackedPage) -> None:
     seen = shared_page.module("expression", evaluate, [EXPRESSIONS, names])
     for text, found in zip(EXPRESSIONS, seen, strict=True):
         try:
-            expected: int | str = _evaluate(text, names, "here")
+            expected: int | str = evaluate(text, names, "here")
         except KernelError:
             expected = "PageError"
         assert found == expected, text[:60]

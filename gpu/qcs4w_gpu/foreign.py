@@ -1,0 +1,98 @@
+"""A y that was computed elsewhere, on a phone, in a browser or by another runtime: judged without any GPU."""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qcs4w_packer import PackedLinear
+from qcs4w_packer.errors import UsageError
+
+from .causes import Cause, causes_of_codes, causes_of_output, causes_of_weights
+from .judge import Comparison, compare, reference, stored_bound
+from .linear import as_rows
+from .picture import picture_of
+from .verify import Verdict, check_source, weight_warnings
+
+
+def judge_output(
+    packed: PackedLinear,
+    x: NDArray[np.floating],
+    y: NDArray[np.float32],
+    *,
+    dtype: str = "F32",
+    bias: NDArray[np.float32] | None = None,
+    source: NDArray[np.float32] | None = None,
+    method: str = "absmax",
+    rounding_factor: int = 1,
+    max_quant_error: float | None = None,
+    draw: bool = False,
+) -> Verdict:
+    """Judge y = x · Ŵᵀ (+ bias), wherever it was computed, as long as sums are kept in float32 or better.
+
+    There is no exact probe: it needs an input of small integers. A y of such an input is judged by the bound as well.
+
+    Args:
+        packed: the weight.
+        x: floats, shape (..., K).
+        y: float32, shape (..., N), with the leading dimensions of x; NaN and infinities may stand in it.
+        dtype: that y was stored in: F16, BF16, F32 or F64. What storing rounds is allowed for.
+        bias: float32, shape (N,), that y should have in it.
+        source: float32, shape (N, K), what the weight was made of.
+        method: how the container says that the scales were chosen.
+        rounding_factor: c of the bound: 1 where arithmetic rounds to nearest, as nearly all does.
+        max_quant_error: the relative quantization error that is allowed; it needs the source.
+        draw: add a picture where it fails.
+
+    Raises:
+        UsageError: x, y or source have the wrong shape.
+        DomainError: x leaves the range in which float32 can be judged.
+    """
+    rows = as_rows(x, packed.in_features)
+    if y.ndim < 1 or y.shape[-1] != packed.out_features or _leading(y) != _leading(x):
+        raise UsageError(
+            f"the output has shape {list(y.shape)}, expected {[*x.shape[:-1], packed.out_features]} "
+            f"for the input {list(x.shape)}"
+        )
+    y = np.ascontiguousarray(y.reshape(-1, packed.out_features))
+
+    def comparison(with_bias: NDArray[np.floating] | None) -> Comparison:
+        wanted = reference(packed, rows, rounding_factor=rounding_factor, bias=with_bias)
+        bound, overflow = stored_bound(wanted, y, dtype)
+        return compare(y, wanted.y, bound, overflow=overflow)
+
+    found = comparison(bias)
+    causes: list[Cause] = []
+    if not found.is_match:
+        if bias is not None:
+            for name, other in (("bias missing", None), ("bias twice", 2 * bias.astype(np.float64))):
+                explained = comparison(other)
+                if explained.is_match:
+                    evidence = f"so, every element is within its bound; as qcs4w, {found.failures:,} are not"
+                    causes.append(Cause(name, explained.relative_error, evidence))
+        named = {cause.name for cause in causes}
+        causes += [c for c in causes_of_output(packed, rows, y, packed.scales, bias=bias) if c.name not in named]
+    check = None if source is None else check_source(packed, source, method)
+    if check is not None and source is not None and not check.is_match:
+        causes += [*causes_of_weights(packed, source), *causes_of_codes(packed, source)]
+    verdict = Verdict(
+        kernel=None,
+        rows=len(rows),
+        exact=None,
+        bounded=found,
+        source=check,
+        causes=tuple(causes),
+        warnings=tuple(weight_warnings(packed)),
+        output_dtype=dtype,
+        max_quant_error=max_quant_error,
+    )
+    if not draw or verdict.status == "pass":
+        return verdict
+    wanted = reference(packed, rows, rounding_factor=rounding_factor, bias=bias)
+    bound, overflow = stored_bound(wanted, y, dtype)
+    return replace(verdict, picture=picture_of(packed, y, wanted.y, bound, right=overflow))
+
+
+def _leading(array: NDArray[np.floating]) -> tuple[int, ...]:
+    """Return the leading dimensions that matter: [1, M, K] and [M, K] are the same rows."""
+    return tuple(size for size in array.shape[:-1] if size != 1)

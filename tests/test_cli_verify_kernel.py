@@ -1,0 +1,223 @@
+"""The verify command on a kernel of the user's: its grid, its constants, the sweep, the watchdog and --watch."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cases import edited
+from command_line import CommandLine, command, process
+
+from qcs4w_packer import pack_weight, save_container
+
+KERNELS = Path(__file__).parent / "kernels"
+MINE = Path(__file__).parent.parent / "examples" / "my_kernel.wgsl"
+GRID = "//! grid = ceil(M * N / WORKGROUP)\n"
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _adapter(gpu: object) -> None:
+    """These tests need an adapter."""
+
+
+@pytest.fixture
+def packed(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """A small packed file."""
+    path = tmp_path / "w.safetensors"
+    save_container(path, {"fc.weight": pack_weight(rng.standard_normal((37, 21), np.float32))})
+    return path
+
+
+def kernel_without_grid(folder: Path) -> Path:
+    """Write my_kernel.wgsl without its line for the host."""
+    path = folder / "mine.wgsl"
+    path.write_text(edited(MINE.read_text(), (GRID, "")))
+    return path
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--grid", "ceil(M * N / WORKGROUP)"],
+        ["--grid", "ceil(M * N / 64)"],
+        ["--grid", "ceil(M * N / WORKGROUP)", "--define", "WORKGROUP=32"],
+        ["--grid", "ceil(M * N / WORKGROUP)", "--define", "WORKGROUP=0x20u"],
+        ["--grid", "ceil(M * N / 64), 1"],
+        ["--grid", "1, ceil(M * N / 64)", "--workgroup", "64"],
+    ],
+    ids=["constant", "number", "defined", "hexadecimal", "x and y", "y"],
+)
+def test_a_grid_is_given_on_the_command_line(
+    options: list[str], packed: Path, tmp_path: Path, qcs4w: CommandLine
+) -> None:
+    """A kernel that knows nothing of us runs with its grid, and its override constants, as options."""
+    result = qcs4w("verify", packed, "--kernel", kernel_without_grid(tmp_path), *options)
+    assert result.code == 0, result
+
+
+def test_too_small_a_grid_is_told_as_such(packed: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """A grid that leaves out a part is a failure that says what was not written."""
+    result = qcs4w("verify", packed, "--kernel", kernel_without_grid(tmp_path), "--grid", "max(1, M * N / 64)")
+    assert result.code == 1
+    assert "20 elements never written, row 3, columns 17..: too few workgroups" in result.out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ([], "does not say how many workgroups"),
+        (["--grid", "ceil(M * N / TILE)"], "cannot evaluate 'TILE'"),
+        (["--grid", "1, 2, 3"], "cannot evaluate"),
+        (["--grid", "1, 70000"], "asks for 1 × 70,000 workgroups, the device takes 65,535 in each dimension"),
+        (["--grid", "1", "--define", "TILE=4"], "there are WORKGROUP: u32 = 64u"),
+        (["--grid", "1", "--define", "WORKGROUP=4.5"], "'4.5' is no value of WORKGROUP: u32 = 64u"),
+        (["--grid", "1", "--define", "WORKGROUP=-1"], "'-1' is no value of WORKGROUP: u32"),
+        (["--grid", "1", "--define", "WORKGROUP=many"], "'many' is no value of WORKGROUP"),
+        (["--grid", "1", "--define", "WORKGROUP"], "is not NAME=VALUE"),
+        (["--grid", "1", "--define", "WORKGROUP=4096"], "max-compute-invocations-per-workgroup"),
+        (["--grid", "1", "--workgroup", "N"], "cannot evaluate 'N'"),
+    ],
+)
+def test_what_does_not_fit_a_kernel_is_said(
+    options: list[str], words: str, packed: Path, tmp_path: Path, qcs4w: CommandLine
+) -> None:
+    """A wrong grid, constant or workgroup size is one error that lists what there is."""
+    result = qcs4w("verify", packed, "--kernel", kernel_without_grid(tmp_path), *options)
+    assert result.code == 2
+    assert words in result.err
+    assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize("option", [["--grid", "1"], ["--workgroup", "1"], ["--define", "A=1"], ["--watch"]])
+@pytest.mark.parametrize("kernel", [[], ["--kernel", "linear_naive"]], ids=["none", "ours"])
+def test_options_of_a_kernel_need_one(option: list[str], kernel: list[str], packed: Path, qcs4w: CommandLine) -> None:
+    """What tells of a user's kernel is refused without one."""
+    assert "needs --kernel with a .wgsl file of yours" in qcs4w.refused("verify", packed, *kernel, *option)
+
+
+def test_a_constant_without_a_value_is_named(packed: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """An override constant that has no default has to be defined; a const cannot be."""
+    path = tmp_path / "mine.wgsl"
+    source = edited(MINE.read_text(), ("override WORKGROUP: u32 = 64u;", "@id(7) override WORKGROUP: u32;"))
+    path.write_text(source.replace("@workgroup_size(WORKGROUP)", "@workgroup_size(64)"))
+    assert "--define WORKGROUP=VALUE sets it" in qcs4w("verify", packed, "--kernel", path, "--grid", "1").err
+    assert qcs4w("verify", packed, "--kernel", path, "--define", "WORKGROUP=64").code == 0
+    path.write_text(MINE.read_text().replace("override", "const"))
+    error = qcs4w("verify", packed, "--kernel", path, "--define", "WORKGROUP=64").err
+    assert "'WORKGROUP' is a const, which cannot be set from outside" in error
+
+
+def test_a_right_kernel_passes_the_sweep(qcs4w: CommandLine) -> None:
+    """The sweep needs no file: its weights are made and packed on the way; what passes is counted."""
+    result = qcs4w("verify", "--sweep", "--kernel", MINE)
+    assert result.code == 0
+    assert result.out.strip() == "71 tensors: 71 passed, 0 failed, 0 could not be checked"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "shape", "words"),
+    [
+        ("missing_tail", "M 1, N 1, K 1", "never written"),
+        ("out_of_bounds", "M 1, N 1, K 1", "something was written behind y"),
+        ("one_wrong_code", "M 4, N 3, K 8192", "column 0 of every row"),
+    ],
+)
+def test_the_sweep_ends_at_the_first_shape_that_fails(kernel: str, shape: str, words: str, qcs4w: CommandLine) -> None:
+    """The smallest shape that fails is named, with what is wrong there."""
+    result = qcs4w("verify", "--sweep", "--kernel", KERNELS / f"{kernel}.wgsl")
+    assert result.code == 1
+    assert result.out.startswith(f"FAIL  {shape}")
+    assert words in result.out
+    assert "1 failed, 0 could not be checked" in result.out
+    document = qcs4w("verify", "--sweep", "--kernel", KERNELS / f"{kernel}.wgsl", "--json").document
+    assert document["results"][-1]["tensor"] == shape
+    assert [result["status"] for result in document["results"][:-1]] == ["pass"] * (len(document["results"]) - 1)
+
+
+def test_a_sweep_and_files_are_one_answer(packed: Path, qcs4w: CommandLine) -> None:
+    """With a file the sweep comes first, and the file after it."""
+    result = qcs4w("verify", packed, "--sweep", "--kernel", MINE)
+    assert result.code == 0
+    assert "72 tensors: 72 passed" in result.out
+
+
+ENDLESS = """//! grid = 65535 * 64
+@group(0) @binding(0) var<storage, read_write> y: array<f32>;
+@group(0) @binding(1) var<storage, read> x: array<f32>;
+@group(0) @binding(2) var<storage, read> weights: array<u32>;
+@group(0) @binding(3) var<storage, read> scales: array<f32>;
+struct Params { M: u32, N: u32, K: u32, K_packed: u32 }
+@group(0) @binding(4) var<uniform> params: Params;
+@compute @workgroup_size(64) fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+  var sum = 0.0;
+  for (var k = 0u; k < 60000u; k += 1u) { sum += x[k % params.K] * scales[0] * f32(weights[0]); }
+  y[id.x % (params.M * params.N)] = sum;
+}
+"""
+
+
+def test_an_endless_kernel_is_an_error(packed: Path, tmp_path: Path) -> None:
+    """A dispatch that does not end is one error after --timeout seconds, in text and as JSON, and no hang."""
+    path = tmp_path / "endless.wgsl"
+    path.write_text(ENDLESS)
+    arguments = ("verify", packed, "--kernel", path, "--timeout", "1.5")
+    result = process(*arguments)
+    assert result.code == 2
+    assert "kernel 'endless' (M 4, N 37, K 21, K_packed 11) has not ended within 1.5 s on " in result.err
+    assert "--timeout SECONDS waits longer" in result.err
+    assert process(*arguments, "--json").document["error"]["code"] == "timeout"
+
+
+def wait_for(words: str, log: Path, seconds: float = 60) -> str:
+    """Wait until a log holds some words; return all of it."""
+    deadline = time.monotonic() + seconds
+    while words not in (text := log.read_text()):
+        assert time.monotonic() < deadline, text
+        time.sleep(0.1)
+    return text
+
+
+def test_watch_verifies_again_on_save(packed: Path, tmp_path: Path) -> None:
+    """Each save is a new verdict, a text that does not compile is an error that it survives, and Ctrl-C ends it."""
+    path, log = tmp_path / "mine.wgsl", tmp_path / "log"
+    path.write_text(MINE.read_text())
+    with log.open("wb") as stream:
+        child = subprocess.Popen(
+            command("verify", packed, "--kernel", path, "--watch"),
+            stdout=stream,
+            stderr=stream,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+    try:
+        text = wait_for("watching ", log)
+        assert "1 passed" in text
+        path.write_text(edited(MINE.read_text(), ("pair >> 4u", "pair >> 3u")))
+        assert "likely cause" in wait_for("1 failed", log)
+        path.write_text("no kernel")
+        wait_for("0 @compute entry points", log)
+        new = tmp_path / "new"
+        new.write_text(MINE.read_text())
+        os.replace(new, path)
+        deadline = time.monotonic() + 60
+        while log.read_text().count("1 passed") < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        time.sleep(0.3)
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=30) == 130
+    finally:
+        child.kill()
+        child.wait()
+    assert "Traceback" not in log.read_text()
+
+
+def test_our_kernels_are_swept_too(qcs4w: CommandLine) -> None:
+    """Without --kernel the sweep judges what the plan chooses."""
+    result = qcs4w("verify", "--sweep", "--json")
+    assert result.code == 0
+    assert {each["kernel"] for each in result.document["results"]} == {"linear_naive", "linear_gemv", "linear_tiled"}
