@@ -137,8 +137,8 @@ def command(
       qcs4w verify packed.safetensors --tensor pooler.dense --input x.npy --output y_phone.npy
       qcs4w verify --manifest batch.jsonl --shard 1/2 --html report.html --junit report.xml
       qcs4w verify packed.safetensors --than other.safetensors --source model.safetensors
-      qcs4w verify --sweep --kernel my_kernel.wgsl --define WORKGROUP=128
-      qcs4w verify packed.safetensors --kernel my_kernel.wgsl --grid 'ceil(M * N / 64)' --timeout 30
+      qcs4w verify --sweep --kernel examples/my_kernel.wgsl --define WORKGROUP=128
+      qcs4w verify packed.safetensors --kernel examples/my_kernel.wgsl --grid 'ceil(M * N / 64)' --timeout 30
     """  # noqa: D301
     from contextlib import ExitStack
 

@@ -103,6 +103,10 @@ NOT_SAFETENSORS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda path: save_floats(path, {"a": WEIGHT, "b": WEIGHT}),
         "is a safetensors file of 2 tensors, but nothing in it is packed",
     ),
+    "another tool's": (
+        lambda path: save_floats(path, {"a.weight_packed": WEIGHT, "a.weight_scale": WEIGHT}),
+        "is a safetensors file of 2 tensors, which another tool has packed",
+    ),
 }
 
 

@@ -16,6 +16,8 @@ const METADATA_KEY = "qcs4w";
 const VERSION = 1;
 const [PACKED, SCALE, SHAPE] = [".qcs4w_packed", ".qcs4w_scale", ".qcs4w_shape"];
 const READ_AT_ONCE = 64;
+/** How the names of other tools' packed tensors end: compressed-tensors, GPTQ and AWQ, q4gsw. */
+const FOREIGN = /\.(weight_packed|qweight|q4gsw_packed)$/;
 
 /**
  * What a container says of one packed tensor.
@@ -65,9 +67,12 @@ export class Container {
   static async open(file) {
     const opened = await openSafetensors(file);
     if (!opened.metadata.has(METADATA_KEY) && ![...opened.slots.keys()].some((name) => name.endsWith(PACKED))) {
+      const isForeign = [...opened.slots.keys()].some((name) => FOREIGN.test(name));
       throw new NotPackedError(
-        `${shown(file.name)}: is a safetensors file of ${count(opened.slots.size)} tensors, but nothing in it is packed`,
-        `Pack it first: qcs4w pack ${shellWord(shown(file.name))} -o packed.safetensors`,
+        `${shown(file.name)}: is a safetensors file of ${count(opened.slots.size)} tensors, ` +
+          (isForeign ? "which another tool has packed" : "but nothing in it is packed"),
+        `${isForeign ? "Bring it here: qcs4w convert" : "Pack it first: qcs4w pack"} ` +
+          `${shellWord(shown(file.name))} -o packed.safetensors`,
       );
     }
     const container = new Container(opened);

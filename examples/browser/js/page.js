@@ -112,6 +112,7 @@ function close() {
   container = entry = weight = null;
   byId("work", HTMLElement).hidden = true;
   byId("empty", HTMLElement).hidden = false;
+  byId("drop-title", HTMLElement).textContent = "Drop a packed .safetensors file here";
   delete document.body.dataset.file;
 }
 
