@@ -267,6 +267,11 @@ def _inspect_source(file: Path, console: Console) -> int:
     console.answer(f"{file}: not a qcs4w container; {plural(len(tensors), 'tensor')}\n")
     rows = [(str(t["tensor"]), str(t["dtype"]), str(t["shape"]), size(int(str(t["nbytes"])))) for t in tensors]
     console.answer(Table(("tensor", "dtype", "shape", ">bytes"), rows, ("cyan",)))
-    console.note(f"see what would be packed: qcs4w pack {file} --dry-run")
+    integers = [str(t["tensor"]) for t in tensors if t["dtype"] in ("U8", "I8", "I32", "U32")]
+    if integers:
+        chosen = "" if len(tensors) == 1 else f" --tensor {integers[0]}"
+        console.note(f"packed by another tool? Name the layout: qcs4w inspect {file}{chosen} --against WEIGHTS")
+    if len(integers) < len(tensors):
+        console.note(f"see what would be packed: qcs4w pack {file} --dry-run")
     console.document({"file": str(file), "container": False, "tensors": tensors}, 0)
     return 0
