@@ -246,5 +246,6 @@ def _why_not_carried(a: PackedFile, b: PackedFile, names: tuple[str, ...], packe
 
 
 def _shown(value: object) -> str:
-    text = ", ".join(map(str, value)) or "none" if isinstance(value, tuple | list) else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, tuple | list) else "" if value is None else str(value)
+    text = text or "nothing"
     return text if len(text) <= 100 else text[:100] + "…"
