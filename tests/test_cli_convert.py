@@ -11,6 +11,7 @@ import foreign
 import numpy as np
 import pytest
 from command_line import CommandLine
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from qcs4w_packer import open_packed, pack_weight, save_container
@@ -227,9 +228,10 @@ def test_the_folder_being_read_is_never_the_output(packed: Path, tmp_path: Path,
 def test_a_container_stays_one_whatever_it_carries(tmp_path: Path, qcs4w: CommandLine) -> None:
     """Tensors of another tool's packing, carried along in a container, do not make it another file."""
     path = foreign.gptq(tmp_path / "g.safetensors", np.zeros((8, 16), int))
-    theirs = load_file(path)
-    save_file({**theirs, "fc2.weight": np.ones((2, 4), np.float32)}, tmp_path / "mixed.safetensors")
-    qcs4w("pack", tmp_path / "mixed.safetensors", "-o", tmp_path / "p.safetensors", "--tensor", "fc2.weight")
+    ours = tmp_path / "ours.safetensors"
+    save_container(ours, {"fc2.weight": pack_weight(np.ones((2, 4), np.float32))})
+    with safe_open(ours, "np") as file:
+        save_file({**load_file(ours), **load_file(path)}, tmp_path / "p.safetensors", file.metadata())
     assert qcs4w("convert", tmp_path / "p.safetensors", "-n", "--json").document["from"] == "qcs4w"
 
 
