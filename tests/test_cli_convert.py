@@ -266,7 +266,8 @@ def test_external_data_of_an_onnx_source_is_not_replaced(
     name: str, with_external_data: Path, tmp_path: Path, qcs4w: CommandLine
 ) -> None:
     """Not where -o leads to it, and not where it would be the data file of the target."""
-    onnx = pytest.importorskip("onnx")
+    import onnx
+
     model = onnx.load(with_external_data, load_external_data=False)
     for tensor in model.graph.initializer:
         next(item for item in tensor.external_data if item.key == "location").value = f"{name}.data"
