@@ -2,15 +2,21 @@
 
 import json
 import os
+import resource
+import shutil
+import signal
 from pathlib import Path
 
 import foreign
 import numpy as np
 import pytest
 from command_line import CommandLine
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from qcs4w_packer import open_packed, pack_weight, save_container
+from qcs4w_packer.convert import convert_file
+from qcs4w_packer.formats.outputs import OnnxTarget
 
 
 @pytest.fixture
@@ -72,8 +78,9 @@ def test_a_checkpoint_of_gptq(tmp_path: Path, qcs4w: CommandLine) -> None:
     """A GPTQ file becomes a container, the version that it was read as is noted, and other tensors go along."""
     codes = np.arange(-8, 8)[None].repeat(8, axis=0)
     norm = ("F32", (3,), np.float32([1, 2, 3]).tobytes())
-    path = foreign.gptq(tmp_path / "model.safetensors", codes, extra={"norm.weight": norm})
-    result = qcs4w("convert", tmp_path, "-o", tmp_path / "out.safetensors")
+    (tmp_path / "model").mkdir()
+    path = foreign.gptq(tmp_path / "model" / "model.safetensors", codes, extra={"norm.weight": norm})
+    result = qcs4w("convert", tmp_path / "model", "-o", tmp_path / "out.safetensors")
     assert result.code == 0, result
     assert "read as GPTQ version 1: zero points are stored as 7" in result.err
     with open_packed(tmp_path / "out.safetensors") as file:
@@ -221,9 +228,10 @@ def test_the_folder_being_read_is_never_the_output(packed: Path, tmp_path: Path,
 def test_a_container_stays_one_whatever_it_carries(tmp_path: Path, qcs4w: CommandLine) -> None:
     """Tensors of another tool's packing, carried along in a container, do not make it another file."""
     path = foreign.gptq(tmp_path / "g.safetensors", np.zeros((8, 16), int))
-    theirs = load_file(path)
-    save_file({**theirs, "fc2.weight": np.ones((2, 4), np.float32)}, tmp_path / "mixed.safetensors")
-    qcs4w("pack", tmp_path / "mixed.safetensors", "-o", tmp_path / "p.safetensors", "--tensor", "fc2.weight")
+    ours = tmp_path / "ours.safetensors"
+    save_container(ours, {"fc2.weight": pack_weight(np.ones((2, 4), np.float32))})
+    with safe_open(ours, "np") as file:
+        save_file({**load_file(ours), **load_file(path)}, tmp_path / "p.safetensors", file.metadata())
     assert qcs4w("convert", tmp_path / "p.safetensors", "-n", "--json").document["from"] == "qcs4w"
 
 
@@ -234,4 +242,203 @@ def test_damage_is_found_before_it_is_converted(packed: Path, tmp_path: Path, qc
     packed.write_bytes(data)
     error = qcs4w.refused("convert", packed, "--to", "raw", "-o", tmp_path / "out")
     assert "sha256" in error
+    assert os.listdir(tmp_path) == [packed.name]
+
+
+# What is being read is never written to
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Every file below a folder."""
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture
+def with_external_data(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same linears as an ONNX model whose tensors lie in model.onnx.data."""
+    monkeypatch.setattr(OnnxTarget, "inline_nbytes", 0)
+    convert_file(packed, tmp_path / "model.onnx", to="onnx")
+    return tmp_path / "model.onnx"
+
+
+@pytest.mark.parametrize("name", ["a.safetensors", "a.onnx"])
+def test_external_data_of_an_onnx_source_is_not_replaced(
+    name: str, with_external_data: Path, tmp_path: Path, qcs4w: CommandLine
+) -> None:
+    """Not where -o leads to it, and not where it would be the data file of the target."""
+    import onnx
+
+    model = onnx.load(with_external_data, load_external_data=False)
+    for tensor in model.graph.initializer:
+        next(item for item in tensor.external_data if item.key == "location").value = f"{name}.data"
+    with_external_data.write_bytes(model.SerializeToString())
+    data = (tmp_path / "model.onnx.data").rename(tmp_path / f"{name}.data")
+    if name == "a.safetensors":
+        (tmp_path / name).symlink_to(data)
+    before = contents(tmp_path)
+    arguments = ["--to", "onnx" if name == "a.onnx" else "qcs4w", "-o", tmp_path / name, "--force"]
+    error = qcs4w.refused("convert", with_external_data, *arguments)
+    assert "is the file being read" in error
+    assert "Hint: write elsewhere with -o" in error
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("target", ["raw", "npy"])
+def test_scales_are_not_replaced(target: str, packed: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """The file of --scales is a source, as a file and within the folder that --force would replace."""
+    qcs4w("convert", packed, "--to", target, "-o", tmp_path / "pairs")
+    suffix = {"raw": ".bin", "npy": ".npy"}[target]
+    (tmp_path / "w.bin").write_bytes(bytes(12 * 17))
+    scales = tmp_path / "pairs" / f"0000.scales{suffix}"
+    said = [tmp_path / "w.bin", "--shape", "12,33", "--scales", scales]
+    (tmp_path / "link.safetensors").symlink_to(scales)
+    before = contents(tmp_path)
+    error = qcs4w.refused("convert", *said, "--to", target, "-o", tmp_path / "pairs", "--force")
+    assert "holds the file being read" in error
+    assert "is the file being read" in qcs4w.refused("convert", *said, "-o", tmp_path / "link.safetensors", "--force")
+    assert contents(tmp_path) == before
+
+
+def test_files_that_an_index_names_are_not_replaced(packed: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Neither a file of a raw folder nor anything else within it is written, whichever way it is named."""
+    folder = tmp_path / "raw"
+    qcs4w("convert", packed, "--to", "raw", "-o", folder)
+    (tmp_path / "link.safetensors").symlink_to(folder / "0000.packed.bin")
+    before = contents(tmp_path)
+    for source in (folder, folder / "qcs4w.json"):
+        for output, message in (
+            (tmp_path / "link.safetensors", "is the file being read"),
+            (folder / "new.safetensors", "lies in the folder being read"),
+        ):
+            assert message in qcs4w.refused("convert", source, "-o", output, "--force")
+        for output, message in ((folder, "the file being read"), (folder / "new", "lies in the folder being read")):
+            assert message in qcs4w.refused("convert", source, "--to", "raw", "-o", output, "--force")
+    assert contents(tmp_path) == before
+
+
+def test_data_files_of_a_program_are_not_replaced(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """The .ptd files that hold a program's constants are sources as well."""
+    for path in (Path(__file__).parent / "golden" / "pte").glob("external*"):
+        shutil.copy(path, tmp_path)
+    (tmp_path / "link.safetensors").symlink_to(tmp_path / "external.1.ptd")
+    before = contents(tmp_path)
+    error = qcs4w.refused("convert", tmp_path / "external.pte", "-o", tmp_path / "link.safetensors", "--force")
+    assert "is the file being read" in error
+    assert contents(tmp_path) == before
+
+
+def test_a_link_in_the_folder_to_be_replaced_is_a_source(packed: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """A checkpoint whose weights are a link to elsewhere, as in a download cache, is not removed under its reader."""
+    folder = tmp_path / "out"
+    qcs4w("convert", packed, "--to", "compressed-tensors", "-o", folder)
+    (folder / "model.safetensors").rename(tmp_path / "blob")
+    (folder / "model.safetensors").symlink_to(tmp_path / "blob")
+    arguments = ["--to", "compressed-tensors", "-o", folder, "--force"]
+    assert "holds the file being read" in qcs4w.refused("convert", folder / "model.safetensors", *arguments)
+    assert (folder / "model.safetensors").is_symlink()
+
+
+def test_run_does_not_replace_what_it_reads(packed: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """The scales of an npy folder are refused as output of run."""
+    qcs4w("convert", packed, "--to", "npy", "-o", tmp_path / "npy")
+    np.save(tmp_path / "x.npy", np.ones((1, 33), np.float32))
+    arguments = ["--tensor", "a.fc", "-x", tmp_path / "x.npy", "-o", tmp_path / "npy" / "0000.scales.npy", "--force"]
+    assert "is the file being read" in qcs4w.refused("run", tmp_path / "npy", *arguments)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        None,
+        {"model_type": "bert"},
+        {"quantization_config": {"quant_method": "gptq", "format": "pack-quantized"}},
+        {"quantization_config": {"quant_method": "compressed-tensors", "format": "marlin-24"}},
+        {
+            "architectures": ["BertModel"],
+            "quantization_config": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+        },
+        [],
+    ],
+    ids=["none", "floats", "gptq", "another format", "of a whole model", "no object"],
+)
+def test_a_model_of_the_user_is_not_taken_for_ours(
+    config: object, packed: Path, tmp_path: Path, qcs4w: CommandLine
+) -> None:
+    """A folder with the names that convert writes, but other content, is not replaced by force."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "model.safetensors").write_bytes(b"precious")
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    before = contents(folder)
+    arguments = ["--to", "compressed-tensors", "-o", folder, "--force"]
+    assert "holds more than what was written here before" in qcs4w.refused("convert", packed, *arguments)
+    assert contents(folder) == before
+
+
+def test_what_convert_made_is_replaced_whatever_it_holds(packed: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Another choice of tensors or another kind of pairs than before is no obstacle to --force; an odd index is."""
+    for target in ("raw", "npy", "raw"):
+        chosen = ["--tensor", "b.fc"] if target == "npy" else []
+        result = qcs4w("convert", packed, "--to", target, "-o", tmp_path / "out", "--force", *chosen)
+        assert result.code == 0, result
+    for _ in range(2):
+        arguments = ["--to", "compressed-tensors", "-o", tmp_path / "ct", "--force"]
+        assert qcs4w("convert", packed, *arguments).code == 0
+    (tmp_path / "out" / "qcs4w.json").write_text("{}")
+    before = contents(tmp_path)
+    arguments = ["--to", "raw", "-o", tmp_path / "out", "--force"]
+    assert "holds more than what was written here before" in qcs4w.refused("convert", packed, *arguments)
+    assert contents(tmp_path) == before
+
+
+# Odd names
+
+
+@pytest.mark.parametrize(("output", "named"), [(".", "out"), ("", "out"), ("/", "/out"), ("..", "../out")])
+@pytest.mark.parametrize("target", ["qcs4w", "q4gsw", "onnx"])
+def test_an_output_without_a_name(output: str, named: str, target: str, packed: Path, qcs4w: CommandLine) -> None:
+    """A folder where a file is meant is refused with a name that would do."""
+    suffix = ".onnx" if target == "onnx" else ".safetensors"
+    error = qcs4w.refused("convert", packed, "--to", target, "-o", output)
+    assert f"Hint: -o {named}{suffix}" in error
+
+
+@pytest.mark.parametrize("command", [["inspect"], ["check"], ["diff"], ["convert", "-n"], ["verify"], ["pack", "-n"]])
+@pytest.mark.parametrize("suffix", ["", ".safetensors", ".onnx", ".npy"])
+def test_a_name_that_no_file_can_have(command: list[str], suffix: str, packed: Path, qcs4w: CommandLine) -> None:
+    """A name of 300 letters is one error like any other file that is not there."""
+    second = [packed] if command == ["diff"] else []
+    result = qcs4w(*command, packed.parent / f"{'a' * 300}{suffix}", *second)
+    assert result.code == 2, result
+    assert "File name too long" in result.err
+    assert "internal error" not in result.err
+
+
+def test_two_tensors_of_one_name(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Names that become one in the target are refused, with an option that convert has."""
+    weight = pack_weight(np.ones((2, 8), np.float32))
+    save_container(tmp_path / "p.safetensors", {"a": weight, "a.weight": weight})
+    arguments = ["--to", "compressed-tensors", "-o", tmp_path / "out"]
+    error = qcs4w.refused("convert", tmp_path / "p.safetensors", *arguments)
+    assert "two tensors of the output would be named" in error
+    assert "convert with --tensor" in error
+
+
+def test_a_full_disk_names_the_target(packed: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """The folder's own name stands in the message, not the one that it has while it is written."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, limit[1]))
+    try:
+        errors = {
+            target: qcs4w.refused("convert", packed, "--to", target, "-o", tmp_path / "out")
+            for target in ("raw", "compressed-tensors")
+        }
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, handler)
+    for error in errors.values():
+        assert f"{tmp_path / 'out'}/" in error
+        assert ".part" not in error
     assert os.listdir(tmp_path) == [packed.name]

@@ -120,6 +120,15 @@ def test_paths_from_a_list(packed_file: Path, tmp_path: Path) -> None:
     assert process("verify", "--files-from", tmp_path / "no list").code == 2
 
 
+def test_a_list_with_names_that_no_file_can_have(packed_file: Path) -> None:
+    """A name of 300 letters, or with a NUL in it, is an error of its own and does not end the batch."""
+    listing = f"{'a' * 300}\na\0b.safetensors\n{packed_file}\n"
+    result = process("verify", "--files-from", "-", stdin=listing.encode())
+    assert result.code == 2
+    assert "2 passed, 0 failed, 2 could not be checked" in result.out
+    assert "internal error" not in result.err
+
+
 def test_own_inputs(packed_file: Path, tmp_path: Path, rng: np.random.Generator, qcs4w: CommandLine) -> None:
     """-x judges on the user's inputs, for the tensors that they name."""
     np.savez(tmp_path / "x.npz", **{"layers.1.fc": rng.standard_normal((2, 9, 12), np.float32)})

@@ -1,6 +1,7 @@
 """Layouts of other tools, read and written: bytes by hand, round trips of any shape, refusals."""
 
 import json
+import re
 from pathlib import Path
 
 import foreign
@@ -17,13 +18,16 @@ from qcs4w_packer import (
     Qcs4wError,
     SourceError,
     open_packed,
+    open_source,
     pack_codes,
     save_container,
 )
 from qcs4w_packer.convert import ConvertOptions, convert_file
 from qcs4w_packer.formats import compressed_tensors, matmul_nbits, q4gsw
+from qcs4w_packer.formats.detect import foreign_opener
 from qcs4w_packer.formats.outputs import TARGETS, OnnxTarget
 from qcs4w_packer.metadata import PackedEntry
+from qcs4w_packer.packed_sources import is_packed_file
 
 OUTPUTS = {target: "out.onnx" if target == "onnx" else "out.safetensors" for target in TARGETS}
 OUTPUTS |= dict.fromkeys(("compressed-tensors", "raw", "npy"), "out")
@@ -275,7 +279,54 @@ def test_zero_points_of_compressed_tensors(tmp_path: Path, zero: int, is_read: b
             read(path)
 
 
+@pytest.mark.parametrize("stored", [0, -3])
+def test_one_zero_point_for_the_whole_tensor(tmp_path: Path, stored: int) -> None:
+    """The strategy `tensor` has one zero point beside its one scale."""
+    extra = {"fc.weight_zero_point": ("I8", (1,), np.int8([stored]).tobytes())}
+    path = foreign.compressed(tmp_path / "c.safetensors", ALL_CODES, np.float32([1]), extra=extra)
+    if stored:
+        with pytest.raises(LossyError, match="zero point of row 0, group 0 is 5, expected 8"):
+            read(path)
+    else:
+        assert np.array_equal(read(path).codes(), ALL_CODES)
+
+
 # Bad input
+
+
+@pytest.mark.parametrize(
+    ("scale_shape", "zero", "message"),
+    [
+        ((9, 0), None, r"weight_scale is F32 \[9, 0\]"),
+        ((9, 1), ("I32", (2, 0)), r"expected I8 \[9, 1\] or I32 \[2, 1\]"),
+        ((9, 1), ("I32", (1, 1)), r"is I32 \[1, 1\], expected"),
+        ((9, 2), ("I32", (2, 1)), r"expected I8 \[9, 2\] or I32 \[2, 2\]"),
+        ((9, 1), ("I8", (8, 1)), r"is I8 \[8, 1\], expected"),
+        ((9, 1), ("I64", (9, 1)), r"is I64 \[9, 1\], expected"),
+        ((1,), ("I32", (1, 1)), r"expected I8 \[1\]$"),
+    ],
+    ids=str,
+)
+def test_scales_and_zero_points_are_one_a_group(
+    tmp_path: Path, scale_shape: tuple[int, ...], zero: tuple[str, tuple[int, ...]] | None, message: str
+) -> None:
+    """compressed-tensors with no scale at all, or with zero points for some of the rows, is refused when opened."""
+    extra = {}
+    if zero is not None:
+        dtype, shape = zero
+        size = {"I8": 1, "I32": 4, "I64": 8}[dtype]
+        extra = {"fc.weight_zero_point": (dtype, shape, bytes(size * int(np.prod(shape))))}
+    path = foreign.compressed(tmp_path / "c.safetensors", np.tile(ALL_CODES, (9, 1)), np.ones(scale_shape), extra=extra)
+    with pytest.raises(ContainerError, match=message):
+        open_packed(path)
+
+
+@pytest.mark.parametrize("name", ["a\0b.safetensors", "a\0b.bin", f"{'a' * 300}.npy", f"{'a' * 300}/b.onnx"])
+def test_a_path_that_leads_nowhere(name: str, tmp_path: Path) -> None:
+    """What nothing can be named is one SourceError for every way of opening it."""
+    for function in (open_packed, open_source, is_packed_file, lambda path: foreign_opener(path)):
+        with pytest.raises(SourceError, match="cannot be read"):
+            function(tmp_path / name)
 
 
 def test_parts_that_do_not_fit(tmp_path: Path) -> None:
@@ -304,13 +355,16 @@ def test_parts_that_do_not_fit(tmp_path: Path) -> None:
     [
         ({"nibble_order": "even-low"}, "states nibble_order 'even-low'"),
         ({"version": 2}, "states version 2"),
+        ({"kind": []}, "a 'kind' that is neither"),
+        ({"kind": {}}, "a 'kind' that is neither"),
+        ({"tensors": []}, "has no 'tensors'"),
         ({"tensors": [{"tensor": "a", "out_features": 0, "in_features": 2}]}, "has no shape"),
         (
             {"tensors": [{"tensor": "a", "out_features": 1, "in_features": 2, "packed": "../x", "scales": "s"}]},
             "packed is '../x', expected a file of this folder",
         ),
     ],
-    ids=["order", "version", "shape", "path"],
+    ids=["order", "version", "kind, a list", "kind, an object", "nothing", "shape", "path"],
 )
 def test_a_bad_index_of_pairs(tmp_path: Path, change: dict, message: str) -> None:
     """An index of another version or order, without shapes, or that leads out of its folder is refused."""
@@ -333,6 +387,106 @@ def test_a_pair_that_was_changed_is_told_by_its_digest(tmp_path: Path) -> None:
     data.write_bytes(b"\0")
     with pytest.raises(ContainerError, match="has 1 bytes, expected 9"):
         read(tmp_path / "raw")
+
+
+def test_pairs_whose_size_leaves_64_bits(tmp_path: Path) -> None:
+    """A shape of 2^64 bytes does not pass for one of none."""
+    (tmp_path / "w.bin").touch()
+    save_container(tmp_path / "c.safetensors", {"fc.weight": random_linear(3, 5)})
+    convert_file(tmp_path / "c.safetensors", tmp_path / "raw", to="raw")
+    index = tmp_path / "raw" / "qcs4w.json"
+    document = json.loads(index.read_text())
+    document["tensors"][0] |= {"out_features": 2**39, "in_features": 2**26}
+    index.write_text(json.dumps(document))
+    (tmp_path / "raw" / "0000.packed.bin").write_bytes(b"")
+    with pytest.raises(ContainerError, match="has 0 bytes, expected 18,446,744,073,709,551,616"):
+        read(tmp_path / "raw")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("location", "a\0b", r"lies at 'a\\x00b'"),
+        ("location", "x" * 300, "File name too long"),
+        ("offset", "99999999999999999999999", "offset '9{23}'"),
+        ("offset", "9223372036854775807", "offset '9223372036854775807'"),
+        ("offset", "999999999999999999", "truncated"),
+        ("offset", "-1", "offset '-1'"),
+        ("length", "99999999999999999999999", "says '9{23}' bytes, expected 64"),
+        ("length", "65", "says '65' bytes, expected 64"),
+        ("length", "064", None),
+    ],
+)
+def test_where_external_data_is_said_to_lie(
+    tmp_path: Path, key: str, value: str, message: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place that no file has is refused, with all the digits it was stated in; leading zeros do not matter."""
+    import onnx
+
+    monkeypatch.setattr(OnnxTarget, "inline_nbytes", 0)
+    weight = random_linear(4, 32)
+    save_container(tmp_path / "c.safetensors", {"fc.weight": weight})
+    convert_file(tmp_path / "c.safetensors", tmp_path / "m.onnx", to="onnx")
+    model = onnx.load(tmp_path / "m.onnx", load_external_data=False)
+    (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name.endswith("_Q4G32"))
+    next(item for item in tensor.external_data if item.key == key).value = value
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    if message is None:
+        assert np.array_equal(read(tmp_path / "m.onnx").packed, weight.packed)
+    else:
+        with pytest.raises(SourceError, match=message):
+            read(tmp_path / "m.onnx")
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "is_read"),
+    [
+        ("fc.weight_Q4G32", [-1, 2, 16], False),
+        ("fc.weight_Q4G32", [256], False),
+        ("fc.weight_Q4G32", [2, 8, 16], False),
+        ("fc.weight_scales", [16], True),
+        ("fc.weight_scales", [2, 8], False),
+        ("fc.weight_zero_points", [8], True),
+        ("fc.weight_zero_points", [1, 8], False),
+        ("fc.weight_bias", [8, 1], False),
+    ],
+    ids=str,
+)
+def test_shapes_of_an_onnx_node(tmp_path: Path, name: str, dims: list[int], is_read: bool) -> None:
+    """Initialisers have the shapes that N, K and the block make; scales and zero points may be flat, as of old."""
+    import onnx
+
+    weight = random_linear(8, 64)
+    save_container(tmp_path / "c.safetensors", {"fc.weight": weight}, biases={"fc.weight": np.ones(8, np.float32)})
+    options = ConvertOptions(explicit_zero_points=True)
+    convert_file(tmp_path / "c.safetensors", tmp_path / "m.onnx", to="onnx", options=options)
+    model = onnx.load(tmp_path / "m.onnx")
+    (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name == name)
+    tensor.ClearField("dims")
+    tensor.dims.extend(dims)
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with open_packed(tmp_path / "m.onnx") as file:
+        entry = file.entry("fc.weight")
+        if is_read:
+            assert np.array_equal(file.load(entry.name).packed, weight.packed)
+        else:
+            with pytest.raises(ContainerError, match=re.escape(f"'{name}' is {dims}, expected")):
+                (file.bias(entry), file.load(entry.name))
+
+
+def test_what_a_model_has_besides_is_told(tmp_path: Path) -> None:
+    """The graph is left out of every conversion, other initialisers where there are any."""
+    import onnx
+
+    save_container(tmp_path / "c.safetensors", {"fc.weight": random_linear(8, 64)})
+    convert_file(tmp_path / "c.safetensors", tmp_path / "m.onnx", to="onnx")
+    with open_packed(tmp_path / "m.onnx") as file:
+        assert file.notes == ["left out: the model's graph"]
+    model = onnx.load(tmp_path / "m.onnx")
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.ones(3, np.float32), "norm"))
+    (tmp_path / "m.onnx").write_bytes(model.SerializeToString())
+    with open_packed(tmp_path / "m.onnx") as file:
+        assert file.notes == ["left out: the model's graph, and 1 initialiser that is no packed linear"]
 
 
 def test_external_data_stays_in_the_models_folder(tmp_path: Path) -> None:

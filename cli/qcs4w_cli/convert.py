@@ -77,7 +77,9 @@ def command(
         raise UsageError("there is no output", hint="say where to with -o OUT, or look first with --dry-run")
     suffix = {"qcs4w": ".safetensors", "q4gsw": ".safetensors", "onnx": ".onnx"}.get(to)
     if output is not None and suffix is not None and output.suffix.lower() != suffix:
-        raise UsageError(f"{output}: {to} is written to a {suffix} file", hint=f"-o {output.with_suffix(suffix)}")
+        is_place = output.name in ("", "..")  # ., / and nothing at all have no name to give a suffix to
+        named = output / f"out{suffix}" if is_place else output.with_suffix(suffix)
+        raise UsageError(f"{output}: {to} is written to a {suffix} file", hint=f"-o {named}")
     with console.progress("converting", unit_bytes=True, wanted=not dry_run) as progress:
         report = convert_file(
             source,

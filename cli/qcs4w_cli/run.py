@@ -78,10 +78,10 @@ def command(
 
     to_stdout = output is not None and str(output) == "-"
     console = Console("run", as_json, quiet, answers_to_stderr=to_stdout)
-    reading = (packed, input_path, *([blob.scales] if blob and blob.scales else []))
     outputs: dict[str, NDArray[np.float32]] = {}
     results: list[dict[str, Any]] = []
     with open_packed(packed, blob) as container, standard_input(input_path) as path, open_source(path) as inputs:
+        reading = (input_path, *container.files)
         pairs = [pair for name in tensors or (None,) for pair in pair_inputs(container, inputs, name)]
         unused = [name for name in inputs.tensors if name not in {array_name for _, array_name in pairs}]
         if unused and not tensors:

@@ -111,6 +111,11 @@ class BlobFile(PackedFile):
             self._fd = -1
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """The file of the packed bytes, and that of the scales."""
+        return (self.path, *([self.blob.scales] if self.blob.scales else []))
+
+    @property
     def has_scales(self) -> bool:
         """Whether the scales are known; where they are not, `arrays` returns ones."""
         return self.blob.scales is not None

@@ -129,7 +129,7 @@ def convert_file(
     with open_for_conversion(path, blob) as source:
         entries = _chosen(source, tensors)
         target = TARGETS[to](_request(source, entries, options, holds_carried=TARGETS[to].holds_carried))
-        sources = (source.path,)
+        sources = (path, *source.files)  # a checkpoint's folder is none of the latter
         if output is not None:
             target.check(Path(output), force=force or dry_run, sources=sources)
         total = sum(entry.packed_nbytes for entry in entries)

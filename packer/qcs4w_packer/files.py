@@ -11,6 +11,8 @@ from pathlib import Path
 
 from .errors import OutputError
 
+_ELSEWHERE = "write elsewhere with -o"
+
 
 @contextlib.contextmanager
 def replacing(
@@ -69,7 +71,7 @@ def check_target(target: str | os.PathLike[str], *, force: bool = False, sources
             raise OutputError(f"{target}: is a symbolic link that leads nowhere")
         if path.exists():
             if any(source.exists() and path.samefile(source) for source in sources):
-                raise OutputError(f"{target}: is the file being read; sources are never changed")
+                raise OutputError(f"{target}: is the file being read; sources are never changed", hint=_ELSEWHERE)
             if not path.is_file():
                 raise OutputError(f"{target}: is not a regular file")
             if not force:
@@ -83,7 +85,11 @@ def check_target(target: str | os.PathLike[str], *, force: bool = False, sources
 
 @contextlib.contextmanager
 def replacing_folder(
-    target: str | os.PathLike[str], *, force: bool = False, is_ours: Callable[[Path], bool] | None = None
+    target: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    is_ours: Callable[[Path], bool] | None = None,
+    sources: tuple[Path, ...] = (),
 ) -> Iterator[Path]:
     """Yield an empty folder that becomes `target` when the block ends well; otherwise `target` is as it was.
 
@@ -91,11 +97,12 @@ def replacing_folder(
         target: the folder to make; an empty one that is there is taken.
         force: replace a folder that is there, if it is one of ours.
         is_ours: tells whether a folder holds what was written here before and nothing else. No other is ever replaced.
+        sources: files that are being read, which must not lie in the target.
 
     Raises:
-        OutputError: it exists, holds what is not ours, or cannot be written.
+        OutputError: it exists, holds what is not ours or is being read, or cannot be written.
     """
-    path = check_folder(target, force=force, is_ours=is_ours)
+    path = check_folder(target, force=force, is_ours=is_ours, sources=sources)
     part = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.part"
     old = part.with_suffix(".old")
     try:
@@ -106,7 +113,7 @@ def replacing_folder(
                 _flush(file)
             try:
                 if path.is_dir() and any(path.iterdir()):
-                    check_folder(path, force=force, is_ours=is_ours)  # it may have appeared meanwhile
+                    check_folder(path, force=force, is_ours=is_ours, sources=sources)  # it may have appeared meanwhile
                     path.rename(old)
                 part.rename(path)
             except BaseException:
@@ -117,12 +124,18 @@ def replacing_folder(
         finally:
             shutil.rmtree(part, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
+    except OutputError as error:  # of a file in it, by the name that it had for the time being
+        raise OutputError(str(error).replace(str(part), str(path)), hint=error.hint) from None
     except OSError as error:
         raise _cannot_write(path, error) from None
 
 
 def check_folder(
-    target: str | os.PathLike[str], *, force: bool = False, is_ours: Callable[[Path], bool] | None = None
+    target: str | os.PathLike[str],
+    *,
+    force: bool = False,
+    is_ours: Callable[[Path], bool] | None = None,
+    sources: tuple[Path, ...] = (),
 ) -> Path:
     """Return the real path of a folder to make, or say why it cannot be made, before any work is done.
 
@@ -132,7 +145,11 @@ def check_folder(
     try:
         path = Path(os.path.realpath(target))
         if os.path.lexists(path) and not path.is_dir():
-            raise OutputError(f"{target}: is there already, and no folder")
+            raise OutputError(f"{target}: is there already, and no folder", hint="name another folder with -o")
+        for source in sources:
+            if _is_within(source, path):
+                what = "is" if source.exists() and path.samefile(source) else "holds"
+                raise OutputError(f"{target}: {what} the file being read; sources are never changed", hint=_ELSEWHERE)
         if path.is_dir() and any(path.iterdir()):
             if not force:
                 raise OutputError(f"{target}: exists already", hint="--force replaces it")
@@ -146,6 +163,28 @@ def check_folder(
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise OutputError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     return path
+
+
+def check_outside(target: str | os.PathLike[str], sources: tuple[Path, ...]) -> None:
+    """Refuse to write into a folder that is being read as a whole.
+
+    Args:
+        target: the file or folder to make.
+        sources: what is being read; files among them do not matter here.
+
+    Raises:
+        OutputError: the target would lie in one of the folders.
+    """
+    for source in sources:
+        if source.is_dir() and _is_within(Path(target), Path(os.path.realpath(source))):
+            raise OutputError(f"{target}: lies in the folder being read; sources are never changed", hint=_ELSEWHERE)
+
+
+def _is_within(path: Path, folder: Path) -> bool:
+    """Tell whether a path lies in a real folder or is it, as it is named or as what it links to."""
+    absolute = Path(os.path.abspath(path))
+    named = Path(os.path.realpath(absolute.parent), absolute.name)
+    return named.is_relative_to(folder) or Path(os.path.realpath(path)).is_relative_to(folder)
 
 
 def write_at(fd: int, data: bytes | memoryview, offset: int) -> None:

@@ -38,6 +38,11 @@ class PackedFile(Closing):
     notes: Sequence[str] = ()
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """Every file that reading depends on, and the folder where it is one: none of them may be written to."""
+        return (self.path,)
+
+    @property
     def metadata(self) -> Mapping[str, str]:
         """The file's own string metadata, without what describes packed tensors."""
         return {}

@@ -9,6 +9,7 @@ from .errors import ContainerError
 from .formats.detect import checkpoint_file, foreign_opener, safetensors_files
 from .packed_file import PackedFile
 from .pte_file import PteFile, is_pte
+from .safetensors_file import file_kind
 
 
 def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, strict: bool = True) -> PackedFile:
@@ -28,18 +29,19 @@ def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, stric
     path = Path(path)
     if blob is not None:
         return BlobFile(path, blob)
-    if path.is_file() and is_pte(path):
+    kind = file_kind(path)
+    if kind == "file" and is_pte(path):
         program = PteFile(path)
         if strict and not program.entries:
             program.close()
             raise ContainerError(f"{path}: is an ExecuTorch program without a call of et_vk.linear_qcs4w")
         return program
-    if path.is_dir() and foreign_opener(path) is None:
+    if kind == "folder" and foreign_opener(path) is None:
         path = checkpoint_file(path)
     opener = foreign_opener(path)
     if opener is not None:
         return opener(path)
-    if path.is_file() and path.suffix.lower() != ".safetensors":
+    if kind == "file" and path.suffix.lower() != ".safetensors":
         raise ContainerError(
             f"{path}: is no file of packed linears that is known",
             hint="of raw packed bytes say --shape N,K, and --scales; float weights are packed by qcs4w pack",
@@ -54,9 +56,10 @@ def is_packed_file(path: str | os.PathLike[str]) -> bool:
         SourceError: a safetensors file that is not sound, or a file that may not be read.
     """
     path = Path(path)
-    if path.is_file() and is_pte(path):
+    kind = file_kind(path)
+    if kind == "file" and is_pte(path):
         return True
-    if path.is_dir() and foreign_opener(path) is None:
+    if kind == "folder" and foreign_opener(path) is None:
         files = safetensors_files(path)
         return len(files) == 1 and is_packed_file(files[0])
     if foreign_opener(path) is not None:

@@ -75,6 +75,11 @@ class PteFile(PackedFile):
         for file in (self._file, *(self._data_files or ())):
             file.close()
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The program, and the data files beside it that were needed."""
+        return (self.path, *(file.path for file in self._data_files or ()))
+
     def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Read packed bytes (N, K_packed) and scales (N,), whatever their keys say; F16 scales are widened."""
         packed = np.frombuffer(self.calls[entry.name].weight.read(), np.uint8)

@@ -6,12 +6,13 @@ then the tensors' bytes, little-endian, C order, without holes. Source: huggingf
 
 import json
 import os
+import stat
 import struct
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, Literal, TypeGuard
 
 from .closing import Closing
 from .errors import SourceError
@@ -211,14 +212,30 @@ def open_for_reading(path: Path) -> int:
     Raises:
         SourceError: there is none, it may not be read, or it is a folder, pipe or device.
     """
+    kind = file_kind(path)
+    if kind != "file":
+        what = {"folder": "is a folder", "other": "is not a regular file", None: "does not exist"}[kind]
+        raise SourceError(f"{path}: {what}, expected a file")
     try:
-        if not path.is_file():
-            what = "is a folder" if path.is_dir() else "is not a regular file" if path.exists() else "does not exist"
-            raise SourceError(f"{path}: {what}, expected a file")
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def file_kind(path: Path) -> Literal["file", "folder", "other"] | None:
+    """Tell what a path leads to, or None where nothing is.
+
+    Raises:
+        SourceError: nothing can have this name, or it may not be looked at.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         reason = getattr(error, "strerror", None) or error
         raise SourceError(f"{path}: cannot be read: {reason}") from None
+    return "file" if stat.S_ISREG(mode) else "folder" if stat.S_ISDIR(mode) else "other"
 
 
 def closer_of(fd: int) -> Callable[[], None]:

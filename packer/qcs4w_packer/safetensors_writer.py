@@ -55,5 +55,8 @@ def refuse_twins(names: Iterable[str]) -> None:
         if fault := name_fault(name):
             raise OutputError(f"a container cannot hold a tensor {name!r}: {fault}")
         if name in seen:
-            raise OutputError(f"two tensors of the output would be named '{name}'", hint="--exclude one of the two")
+            raise OutputError(
+                f"two tensors of the output would be named '{name}'",
+                hint="leave one of the two out: pack with --exclude, convert with --tensor",
+            )
         seen.add(name)

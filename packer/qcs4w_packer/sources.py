@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from .errors import SourceError
-from .safetensors_file import SafetensorsFile
+from .safetensors_file import SafetensorsFile, file_kind
 from .weights import Source, slot_tensor
 
 #: What each suffix that can be opened stands for.
@@ -27,13 +27,13 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     """
     path = Path(path)
     kind = SUFFIXES.get(path.suffix.lower())
-    if kind is None and not path.exists():
+    if kind is None and file_kind(path) is None:
         raise SourceError(f"{path}: does not exist, expected a file")
     if kind is None:
         raise SourceError(
             f"{path}: suffix {path.suffix!r} is not known, expected one of {', '.join(SUFFIXES)}",
             hint="a folder of shards is not read yet"
-            if os.path.isdir(path)
+            if file_kind(path) == "folder"
             else "rename the file; of raw packed bytes say --shape N,K",
         )
     if kind == "safetensors":

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from ..errors import ContainerError, LossyError, SourceError
 from ..metadata import PackedEntry
 from ..packed_file import PackedFile
-from ..safetensors_file import SafetensorsFile, Slot, no_duplicates
+from ..safetensors_file import SafetensorsFile, Slot, file_kind, no_duplicates
 from ..weights import FLOAT_DTYPES, SourceTensor, slot_tensor, widen
 
 _LARGEST_CONFIG = 16 << 20  # bytes
+QUANTIZE_CONFIG, CONFIG = "quantize_config.json", "config.json"
 
 _NUMPY = {"I32": "<i4", "I64": "<i8", "U8": "|u1", "I8": "|i1"}
 
@@ -54,6 +55,12 @@ class Checkpoint(PackedFile):
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The file, and the configs beside it."""
+        beside = (self.path.with_name(name) for name in (QUANTIZE_CONFIG, CONFIG))
+        return (self.path, *(path for path in beside if file_kind(path) == "file"))
 
     @property
     def nbytes(self) -> int:
@@ -150,12 +157,12 @@ def quantization_config(path: Path) -> dict[str, Any]:
         SourceError: one of them is not JSON.
     """
     choices: tuple[tuple[str, Callable[[dict[str, Any]], Any]], ...] = (
-        ("quantize_config.json", lambda document: document),
-        ("config.json", lambda document: document.get("quantization_config")),
+        (QUANTIZE_CONFIG, lambda document: document),
+        (CONFIG, lambda document: document.get("quantization_config")),
     )
     for file_name, part in choices:
         beside = path.parent / file_name
-        if beside.is_file():
+        if file_kind(beside) == "file":
             found = part(read_json(beside))
             if isinstance(found, dict):
                 return found

@@ -52,8 +52,12 @@ class CompressedTensors(Checkpoint):
                 f"{self.path}: {name + SCALE} is {'missing' if scale is None else scale.dtype}, "
                 f"expected {' or '.join(SCALE_DTYPES)}"
             )
-        if scale.shape not in ((), (1,)) and (len(scale.shape) != 2 or scale.shape[0] not in (1, rows)):
+        if scale.shape not in ((), (1,)) and (
+            len(scale.shape) != 2 or scale.shape[0] not in (1, rows) or not scale.shape[1]
+        ):
             raise self.refuse(name + SCALE, scale, f"[{rows}, 1] or [{rows}, groups]")
+        if self.has(name + ZERO):
+            self._check_zero_points(name + ZERO, scale.shape)
         return rows, columns
 
     def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
@@ -73,14 +77,23 @@ class CompressedTensors(Checkpoint):
         words = self.array(name + PACKED)
         return from_low_first(words.view(np.uint8).reshape(len(words), -1), entry.in_features), shared
 
+    def _check_zero_points(self, name: str, scale_shape: tuple[int, ...]) -> None:
+        """Refuse zero points that are not one for each scale: rows without one would pass as symmetric."""
+        slot = self._file.slots[name]
+        expected = {"I8": scale_shape}
+        if len(scale_shape) == 2:
+            expected["I32"] = (-(-scale_shape[0] // _WORD), scale_shape[1])
+        if expected.get(slot.dtype) != slot.shape:
+            wanted = " or ".join(f"{dtype} {list(shape)}" for dtype, shape in expected.items())
+            raise self.refuse(name, slot, wanted)
+
     def _refuse_asymmetry(self, entry: PackedEntry, where: str) -> None:
         name = entry.name + ZERO
         if not self.has(name):
             return
-        slot = self.slot(name, ("I32", "I8"), 2)
         stored = self.array(name)
-        if slot.dtype == "I8":  # the zero point itself, [N, G]
-            nibbles = (stored + np.int8(OFFSET)).view(np.uint8).T
+        if stored.dtype == np.int8:  # the zero point itself, in the shape of the scales
+            nibbles = np.atleast_2d((stored + np.int8(OFFSET)).view(np.uint8)).T
         else:  # zero point + 8, eight rows to a word, [ceil(N / 8), G]
             nibbles = word_nibbles(np.ascontiguousarray(stored.T))[:, : entry.out_features]
         refuse_zero_points(nibbles, OFFSET, where)
@@ -116,6 +129,16 @@ def decode(entry: PackedEntry, stored: Mapping[str, NDArray[Any]]) -> NDArray[np
 def weight_name(name: str) -> str:
     """Return the name of a weight as a module's parameter, which ends in `weight`."""
     return name if name.endswith("weight") else f"{name}.weight"
+
+
+def is_bare_config(document: Mapping[str, Any]) -> bool:
+    """Tell whether a config.json says no more than `config` does; that of a model has its architecture besides."""
+    said = document.get("quantization_config")
+    return (
+        document.keys() == {"quantization_config"}
+        and isinstance(said, dict)
+        and (said.get("quant_method"), said.get("format")) == ("compressed-tensors", "pack-quantized")
+    )
 
 
 def config(left_as_floats: Iterable[str]) -> dict[str, Any]:

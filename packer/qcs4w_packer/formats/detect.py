@@ -6,7 +6,7 @@ from pathlib import Path
 from ..errors import ContainerError
 from ..metadata import PACKED
 from ..packed_file import PackedFile
-from ..safetensors_file import SafetensorsFile
+from ..safetensors_file import SafetensorsFile, file_kind
 from .awq import AwqFile
 from .compressed_tensors import CompressedTensors
 from .gptq import QWEIGHT, SCALES, GptqFile
@@ -25,11 +25,12 @@ def foreign_opener(path: Path) -> Callable[[Path], PackedFile] | None:
         SourceError: a safetensors file that is not sound.
         ContainerError: several tools' tensors in one file.
     """
-    if path.name == INDEX or (path / INDEX).is_file():
+    kind = file_kind(path)
+    if path.name == INDEX or (kind == "folder" and file_kind(path / INDEX) == "file"):
         return PairsFolder
     if path.suffix.lower() == ".onnx":
         return MatMulNBitsFile
-    if path.suffix.lower() != ".safetensors" or not path.is_file():
+    if path.suffix.lower() != ".safetensors" or kind != "file":
         return None
     with SafetensorsFile(path) as file:
         slots = file.slots

@@ -7,7 +7,8 @@ Source: microsoft/onnxruntime 8b8f774, docs/ContribOperators.md, com.microsoft.M
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from .one_scale import one_scale_per_row, refuse_zero_points
 
 OPERATOR, DOMAIN = "MatMulNBits", "com.microsoft"
 SMALLEST_BLOCK, LARGEST_BLOCK = 16, 1 << 20
+_MOST_DIGITS = 18  # of an offset in a file
 _INPUTS = ("A", "B", "scales", "zero_points", "g_idx", "bias")
 # How quantizers name B after the weight: fc.weight_Q4G32 (ours and ONNX Runtime's), fc.weight_Q4, fc.weight_quant.
 _SUFFIX = re.compile(r"(_Q4(G\d+)?|_quant)$")
@@ -79,11 +81,21 @@ class MatMulNBitsFile(PackedFile):
             raise ContainerError(f"{self.path}: has no {OPERATOR} node of 4 bits")
         used = {name for inputs in self._nodes.values() for name in inputs.values()}
         others = len(self._tensors.keys() - used)
-        self.notes.append(f"the graph and {others:,} other initialisers are no packed linears")
+        besides = {0: "", 1: ", and 1 initialiser that is no packed linear"}.get(
+            others, f", and {others:,} initialisers that are no packed linears"
+        )
+        self.notes.append(f"left out: the model's graph{besides}")
+        external = (self._place(tensor) for tensor in _all_tensors(model.graph) if self._is_external(tensor))
+        self._files = tuple(dict.fromkeys(path for path in external if path is not None))
 
     def close(self) -> None:
         """Let go of the model."""
         self._tensors = {}
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The model, and the files of its external data."""
+        return (self.path, *self._files)
 
     def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Read packed bytes in qcs4w's layout and scales.
@@ -96,11 +108,11 @@ class MatMulNBitsFile(PackedFile):
         blocks = -(-entry.in_features // block)
         if "g_idx" in inputs:
             raise LossyError(f"{where}: its columns are grouped by activation order (g_idx)")
-        scales = self._read(inputs["scales"], (np.float32, np.float16), rows * blocks).astype(np.float32)
+        scales = self._read(inputs["scales"], (np.float32, np.float16), rows, blocks).astype(np.float32)
         shared = one_scale_per_row(np.ascontiguousarray(scales.reshape(rows, blocks).T), where)
         if "zero_points" in inputs:
             self._refuse_asymmetry(inputs["zero_points"], rows, blocks, where)
-        stored = self._read(inputs["B"], (np.uint8,), rows * blocks * block // 2).reshape(rows, -1)
+        stored = self._read(inputs["B"], (np.uint8,), rows, blocks, block // 2).reshape(rows, -1)
         return from_low_first(stored, entry.in_features), shared
 
     def bias(self, entry: PackedEntry) -> NDArray[np.float32] | None:
@@ -134,14 +146,14 @@ class MatMulNBitsFile(PackedFile):
 
     def _refuse_asymmetry(self, name: str, rows: int, blocks: int, where: str) -> None:
         if self._tensors[name].data_type == self._onnx.TensorProto.UINT8:
-            stored = self._read(name, (np.uint8,), rows * -(-blocks // 2)).reshape(rows, -1)
+            stored = self._read(name, (np.uint8,), rows, -(-blocks // 2)).reshape(rows, -1)
             refuse_zero_points(unpack_nibbles(stored, even_high=False)[:, :blocks].T, OFFSET, where)
         else:  # not packed, in the dtype of the scales
-            values = self._read(name, (np.float32, np.float16), rows * blocks).reshape(rows, blocks)
+            values = self._read(name, (np.float32, np.float16), rows, blocks).reshape(rows, blocks)
             refuse_zero_points(values.T, OFFSET, where)
 
-    def _read(self, name: str, dtypes: tuple[type[np.generic], ...], count: int) -> NDArray[Any]:
-        """Read an initialiser of known size, flat."""
+    def _read(self, name: str, dtypes: tuple[type[np.generic], ...], *shape: int) -> NDArray[Any]:
+        """Read an initialiser of known shape, flat; what has one value a block may be stored flat as well."""
         tensor = self._tensors[name]
         helper = self._onnx.helper
         known = {helper.np_dtype_to_tensor_dtype(np.dtype(dtype)): np.dtype(dtype) for dtype in dtypes}
@@ -151,38 +163,69 @@ class MatMulNBitsFile(PackedFile):
                 f"{self.path}: initialiser '{name}' has data type {tensor.data_type}, "
                 f"expected {' or '.join(str(item) for item in known.values())}"
             )
-        if tensor.data_location == self._onnx.TensorProto.EXTERNAL:
+        dims, count = tuple(tensor.dims), prod(shape)
+        if dims != shape and not (len(shape) == 2 and dims == (count,)):
+            raise ContainerError(f"{self.path}: initialiser '{name}' is {list(dims)}, expected {list(shape)}")
+        if self._is_external(tensor):
             data = self._external(tensor, count * dtype.itemsize)
             return np.frombuffer(data, dtype.newbyteorder("<"))
         try:
             array: NDArray[Any] = self._onnx.numpy_helper.to_array(tensor).reshape(-1)
         except (ValueError, TypeError, OverflowError, MemoryError) as error:
             raise SourceError(f"{self.path}: initialiser '{name}' is not sound: {error}") from None
-        if array.size != count:
-            raise ContainerError(f"{self.path}: initialiser '{name}' has {array.size:,} elements, expected {count:,}")
         return array
 
-    def _external(self, tensor: Any, nbytes: int) -> bytes:
-        said = {item.key: item.value for item in tensor.external_data}
-        location, offset = said.get("location", ""), said.get("offset", "0")
+    def _is_external(self, tensor: Any) -> bool:
+        return bool(tensor.data_location == self._onnx.TensorProto.EXTERNAL)
+
+    def _place(self, tensor: Any) -> Path | None:
+        """Return the file of external data, or None where it is none of the model's folder."""
+        location = _said(tensor).get("location")
+        if not isinstance(location, str) or not location or "\0" in location:  # bytes where it is no UTF-8
+            return None
         folder = Path(os.path.realpath(self.path.parent))
-        if not isinstance(location, str) or not isinstance(offset, str):
-            raise SourceError(f"{self.path}: initialiser '{tensor.name}' lies at a place that is not valid Unicode")
-        target = Path(os.path.realpath(folder / location))
-        if not location or not target.is_relative_to(folder) or not (offset.isascii() and offset.isdecimal()):
+        place = Path(os.path.realpath(folder / location))
+        return place if place.is_relative_to(folder) else None
+
+    def _external(self, tensor: Any, nbytes: int) -> bytes:
+        said, place = _said(tensor), self._place(tensor)
+        offset, length = _size(said.get("offset", "0")), _size(said.get("length", str(nbytes)))
+        if place is None or offset is None:
             raise SourceError(
-                f"{self.path}: initialiser '{tensor.name}' lies at {location!r:.200}, offset {offset!r:.40}, "
-                "expected a file of the model's folder"
+                f"{self.path}: initialiser '{tensor.name}' lies at {said.get('location', '')!r:.200}, "
+                f"offset {said.get('offset', '0')!r:.40}, expected a file of the model's folder"
             )
-        if said.get("length", str(nbytes)) != str(nbytes):
+        if length != nbytes:
             raise SourceError(
-                f"{self.path}: initialiser '{tensor.name}' says {said['length']:.40} bytes, expected {nbytes:,}"
+                f"{self.path}: initialiser '{tensor.name}' says {said['length']!r:.40} bytes, expected {nbytes:,}"
             )
-        fd = open_for_reading(target)
+        fd = open_for_reading(place)
         try:
-            return read_at(fd, target, int(offset[:19]), nbytes)
+            return read_at(fd, place, offset, nbytes)
         finally:
             os.close(fd)
+
+
+def _all_tensors(graph: Any) -> Iterator[Any]:
+    """Yield every tensor of a graph: initialisers, and what stands in nodes and their subgraphs."""
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            yield from (attribute.t, *attribute.tensors)
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _all_tensors(inner)
+
+
+def _said(tensor: Any) -> dict[Any, Any]:
+    """Return what a tensor says of its external data."""
+    return {item.key: item.value for item in tensor.external_data}
+
+
+def _size(text: Any) -> int | None:
+    """Return a number of bytes that is stated in decimal digits, or None where it is none that a file can have."""
+    if not isinstance(text, str) or not (text.isascii() and text.isdecimal()) or len(text) > _MOST_DIGITS:
+        return None
+    return int(text)
 
 
 def fault_of_block(block: int) -> str | None:

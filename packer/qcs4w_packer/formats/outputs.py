@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -15,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..container_writer import ContainerWriter
-from ..errors import OutputError, UsageError
-from ..files import check_folder, check_target, replacing, replacing_folder, write_at, write_file
+from ..errors import Qcs4wError, UsageError
+from ..files import check_folder, check_outside, check_target, replacing, replacing_folder, write_at, write_file
 from ..metadata import PackedEntry, bias_name
 from ..packed import PackedLinear
-from ..safetensors_file import Planned
+from ..safetensors_file import Planned, file_kind
 from ..safetensors_writer import SafetensorsWriter
 from ..weights import FLOAT_DTYPES, SourceTensor
 from . import compressed_tensors, matmul_nbits, pairs, q4gsw
+from .checkpoint import CONFIG, read_json
 
 SCALE_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2")}
 _SAFETENSORS_NAMES = {"f32": "F32", "f16": "F16"}
@@ -104,19 +104,15 @@ class Target(ABC):
             OutputError: it cannot.
         """
         if self.is_folder:
-            path = check_folder(output, force=force, is_ours=self._is_ours)
-            if any(Path(os.path.realpath(source)).is_relative_to(path) for source in sources):
-                raise OutputError(f"{output}: holds the file being read; sources are never changed")
+            check_folder(output, force=force, is_ours=self._is_ours, sources=sources)
         else:
             check_target(output, force=force, sources=sources)
+        check_outside(output, sources)
 
-    def file_names(self) -> list[str]:
-        """Return the names of the files of an output that is a folder."""
-        return []
-
-    def _is_ours(self, folder: Path) -> bool:
-        """Tell whether a folder holds no other files than those that will be written."""
-        return {file.name for file in folder.iterdir()} <= {*self.file_names()}
+    @staticmethod
+    def _is_ours(folder: Path) -> bool:
+        """Tell by its content whether a folder is what `open` has made, and nothing else."""
+        return False
 
 
 class ContainerTarget(Target):
@@ -182,7 +178,7 @@ class CompressedTensorsTarget(Target):
     scale_dtypes = ("f32", "f16")
     holds_carried = True
     is_folder = True
-    _WEIGHTS, _CONFIG = "model.safetensors", "config.json"
+    _WEIGHTS, _CONFIG = "model.safetensors", CONFIG
 
     def encode(self, entry: PackedEntry, weight: PackedLinear, scales: NDArray[Any]) -> Arrays:
         """Return the tensors of one weight."""
@@ -192,9 +188,14 @@ class CompressedTensorsTarget(Target):
         """Return qcs4w's packed bytes again."""
         return compressed_tensors.decode(entry, arrays)
 
-    def file_names(self) -> list[str]:
-        """Return the two files' names."""
-        return [self._WEIGHTS, self._CONFIG]
+    @classmethod
+    def _is_ours(cls, folder: Path) -> bool:
+        try:
+            return _holds_only(folder, {cls._WEIGHTS, cls._CONFIG}) and compressed_tensors.is_bare_config(
+                read_json(folder / cls._CONFIG)
+            )
+        except Qcs4wError:
+            return False
 
     @contextlib.contextmanager
     def open(self, output: Path, *, force: bool, sources: tuple[Path, ...]) -> Iterator[Put]:
@@ -204,7 +205,7 @@ class CompressedTensorsTarget(Target):
         planned = [tensor for entry in request.entries for tensor in compressed_tensors.plan(entry, dtype)]
         config = {"quantization_config": compressed_tensors.config(_linear_modules(request.carried))}
         metadata = {"format": "pt", **request.metadata}  # transformers asks for the format
-        with replacing_folder(output, force=force, is_ours=self._is_ours) as folder:
+        with replacing_folder(output, force=force, is_ours=self._is_ours, sources=sources) as folder:
             with _safetensors(folder / self._WEIGHTS, planned, request, metadata, False, ()) as put:
                 yield put
             write_file(folder / self._CONFIG, _json_bytes(config))
@@ -226,15 +227,19 @@ class PairsTarget(Target):
         """Return the packed bytes."""
         return arrays["packed"]
 
-    def file_names(self) -> list[str]:
-        """Return the names of all files."""
-        return [pairs.INDEX, *(name for entry in self.request.entries for name in self._files(entry).values())]
+    @staticmethod
+    def _is_ours(folder: Path) -> bool:
+        try:
+            with pairs.PairsFolder(folder) as there:
+                return _holds_only(folder, {file.name for file in there.files if file != folder})
+        except Qcs4wError:
+            return False
 
     @contextlib.contextmanager
     def open(self, output: Path, *, force: bool, sources: tuple[Path, ...]) -> Iterator[Put]:
         """Open the folder."""
         described: list[dict[str, Any]] = []
-        with replacing_folder(output, force=force, is_ours=self._is_ours) as folder:
+        with replacing_folder(output, force=force, is_ours=self._is_ours, sources=sources) as folder:
 
             def put(entry: PackedEntry, arrays: Arrays) -> None:
                 files = self._files(entry)
@@ -387,6 +392,11 @@ def _safetensors(
                 offset += len(data)
         for name, bias in request.lone_biases.items():
             writer.write(fd, name, bias.astype("<f4").tobytes())
+
+
+def _holds_only(folder: Path, names: set[str]) -> bool:
+    """Tell whether all that lies in a folder are regular files of these names."""
+    return all(file.name in names and file_kind(file) == "file" for file in folder.iterdir())
 
 
 def _linear_modules(carried: tuple[SourceTensor, ...]) -> list[str]:

@@ -7,6 +7,7 @@ NumPy's .npy. Packed bytes are qcs4w's own, uint8 [N, ceil(K/2)]; scales and bia
 import hashlib
 import os
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..metadata import PackedEntry
 from ..nibbles import EVEN_HIGH, OFFSET, packed_width
 from ..npy_file import open_npy
 from ..packed_file import PackedFile
-from ..safetensors_file import open_for_reading, read_at
+from ..safetensors_file import file_kind, open_for_reading, read_at
 from .checkpoint import read_json
 
 INDEX = "qcs4w.json"
@@ -42,16 +43,16 @@ class PairsFolder(PackedFile):
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
-        self._folder = self.path if self.path.is_dir() else self.path.parent
+        self._folder = self.path if file_kind(self.path) == "folder" else self.path.parent
         self.carried, self.problems = [], []
         document = read_json(self._folder / INDEX)
         for key, expected in (("version", VERSION), ("nibble_order", EVEN_HIGH.name), ("offset", OFFSET)):
             if document.get(key) != expected:
                 raise self._fault(f"states {key} {document.get(key)!r:.100}, this qcs4w reads {expected!r}")
         kind, tensors = document.get("kind"), document.get("tensors")
-        if kind not in KINDS or not isinstance(tensors, list):
+        if not isinstance(kind, str) or kind not in KINDS or not isinstance(tensors, list) or not tensors:
             raise self._fault("has no 'tensors', or a 'kind' that is neither raw nor npy")
-        self.format = str(kind)
+        self.format = kind
         self._files: dict[str, dict[str, str]] = {}
         self.entries = {}
         for said in tensors:
@@ -62,6 +63,12 @@ class PairsFolder(PackedFile):
 
     def close(self) -> None:
         """Do nothing: files are open while they are read only."""
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The folder, its index, and the files that this names."""
+        named = (self._folder / name for files in self._files.values() for name in files.values())
+        return (self._folder, self._folder / INDEX, *named)
 
     def arrays(self, entry: PackedEntry) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
         """Read packed bytes and scales as they are, whatever their digests say."""
@@ -119,7 +126,7 @@ class PairsFolder(PackedFile):
         else:
             fd = open_for_reading(path)
             try:
-                expected, found = int(np.prod(shape)) * dtype.itemsize, os.fstat(fd).st_size
+                expected, found = prod(shape) * dtype.itemsize, os.fstat(fd).st_size
                 if expected != found:
                     raise ContainerError(f"{path}: has {found:,} bytes, expected {expected:,} of {dtype} {list(shape)}")
                 data = read_at(fd, path, 0, expected)
