@@ -26,6 +26,7 @@ from .verify_kernel import KernelRequest, kernel_options, watch
 from .verify_options import ShardType, ThresholdType, thresholds_of
 from .verify_reports import FORMATS, open_reports, report_options
 from .verify_requests import Request, read_manifest, requests_of
+from .verify_save import FailingFolder
 from .verify_work import Device, Setting
 
 if TYPE_CHECKING:
@@ -81,6 +82,13 @@ if TYPE_CHECKING:
     "--seed", type=click.IntRange(0, 2**64 - 1), default=0, show_default=True, help="Seed of all random numbers."
 )
 @kernel_options
+@click.option(
+    "--save-failing",
+    type=PATH,
+    metavar="DIR",
+    help="Write the smallest input that still fails into this folder, for each tensor that fails, and the command that "
+    "repeats it.",
+)
 @click.option("--shard", type=ShardType(), help="Take the i-th of n parts, such as 2/4; each tensor is in one.")
 @click.option("--fail-fast", is_flag=True, help="Stop at the first tensor that does not pass.")
 @click.option("--strict", is_flag=True, help="Stop at a bad line of the manifest, or a folder without a packed file.")
@@ -106,6 +114,7 @@ def command(
     rows: int,
     seed: int,
     kernel: KernelRequest,
+    save_failing: Path | None,
     shard: Shard | None,
     fail_fast: bool,
     strict: bool,
@@ -176,6 +185,10 @@ def command(
             open_source(given).close()  # a fault of theirs is one error, and not one of each tensor
         reports = open_reports(stack, jsonl, {kind: reports_wanted[kind] for kind in FORMATS}, force=force)
         template = Request(Path(), tensors, input_path, output, source, rows, seed, thresholds)
+        saved = None
+        if save_failing is not None:
+            saved = FailingFolder(save_failing, kernel, force=force)
+            saved.check()
         chosen = kernel.read()
         device = Device(lambda: kernel.watched(Gpu(adapter, engine=engine, require_gpu=require_gpu), console))
         batch = Batch(
@@ -186,6 +199,7 @@ def command(
             fail_fast=fail_fast,
             strict=strict,
             verbose=verbose,
+            on_failure=saved.add if saved else None,
         )
         stack.enter_context(interruptible())
         stack.callback(device.close)
@@ -212,6 +226,8 @@ def command(
         counts = Counter(result["status"] for result in results)
         summary = {status: counts[status] for status in ("pass", "fail", "error")}
         code = EXIT_ERROR if counts["error"] else EXIT_FAILED if counts["fail"] else 0
+        if saved is not None and saved.write():
+            console.note(f"wrote {save_failing}")
         for path in reports.write(_facts(device, seed, shard), summary, code):
             console.note(f"wrote {path}")
     console.answer(
@@ -220,6 +236,8 @@ def command(
     )
     if batch.stopped:
         console.warn("stopped there; the rest was not looked at")
+    if saved is not None and saved.left_out:
+        console.warn(f"{plural(saved.left_out, 'failing tensor')} not in {save_failing}")
     if unused:
         console.warn(f"{input_path}: no packed tensor is named {quoted(unused)}")
     if batch.unchecked:

@@ -66,6 +66,7 @@ class Batch:
         fail_fast: stop at the first tensor that does not pass.
         strict: stop at a request that cannot be met.
         verbose: print the traceback of what could not be checked.
+        on_failure: called with each tensor that fails and its verdict, while its files are open.
         used_inputs: arrays of input files that were used.
         unchecked: tensors without an input, as JSON.
         stopped: it ended before all were verified.
@@ -78,6 +79,7 @@ class Batch:
     fail_fast: bool = False
     strict: bool = False
     verbose: bool = False
+    on_failure: "Callable[[Work, Verdict], None] | None" = None
     used_inputs: set[tuple[Path, str]] = field(default_factory=set)
     unchecked: list[dict[str, str]] = field(default_factory=list)
     stopped: bool = False
@@ -188,6 +190,8 @@ class Batch:
                 verdict = judging.result()
                 picture = verdict.picture
                 content = verdict_document(task.work.entry, verdict)
+                if self.on_failure is not None and verdict.status == "fail":
+                    self.on_failure(task.work, verdict)
             except Qcs4wError as caught:
                 message, hint, code = describe_error(caught)
                 if self.verbose:

@@ -12,6 +12,7 @@ from .verify_requests import Request
 
 if TYPE_CHECKING:
     from qcs4w_gpu import Gpu, Kernel, Verdict
+    from qcs4w_gpu.reproduce import Reproducer
     from qcs4w_packer import Blob, PackedEntry, PackedFile
     from qcs4w_packer.weights import Source
 
@@ -176,3 +177,46 @@ class Work:
             bias=container.bias(entry) if self.setting.with_bias else None,
             **rest,
         )
+
+    def reproduce(self, verdict: "Verdict") -> "Reproducer | None":
+        """Return the smallest input that fails as this tensor did; None where only the quantization error is too large.
+
+        Args:
+            verdict: of this tensor, a failure.
+        """
+        import numpy as np
+
+        from qcs4w_gpu.linear import as_rows
+        from qcs4w_gpu.reproduce import reproduce_kernel, reproduce_output, reproduce_source
+        from qcs4w_packer.arrays import pair_output, read_array
+        from qcs4w_packer.packing import source_weight
+
+        request, entry = self.request, self.entry
+        container = self.files.packed(request.file)
+        packed = container.load(entry.name)
+        inputs = self.files.source(request.input) if request.input else None
+        x = None
+        if inputs is not None:
+            x = as_rows(read_array(inputs, self.array_name, entry.in_features), entry.in_features)
+        if request.output is not None and x is not None and not verdict.bounded.is_match:
+            outputs = self.files.source(request.output)
+            name = pair_output(container, outputs, entry, self.array_name, is_only=self.is_only)
+            bias = container.bias(entry) if self.setting.with_bias else None
+            y = read_array(outputs, name).reshape(-1, entry.out_features)
+            return reproduce_output(packed, verdict, x=x, y=y, bias=bias)
+        if request.output is None and not (verdict.bounded.is_match and verdict.exact and verdict.exact.is_match):
+            if x is None:
+                draw = np.random.default_rng(request.seed)
+                x = draw.standard_normal((request.rows, entry.in_features), np.float32)
+            return reproduce_kernel(
+                self.setting.device.gpu,
+                packed,
+                verdict,
+                x=x,
+                seed=request.seed,
+                kernel=self.setting.kernel,
+                rounding_factor=self.setting.device.rounding_factor,
+            )
+        if request.source is not None and verdict.source is not None and not verdict.source.is_match:
+            return reproduce_source(packed, source_weight(self.files.source(request.source), entry), entry.method)
+        return None

@@ -18,7 +18,7 @@ from .verify import Verdict, check_source, weight_warnings
 def judge_output(
     packed: PackedLinear,
     x: NDArray[np.floating],
-    y: NDArray[np.float32],
+    y: NDArray[np.floating],
     *,
     dtype: str = "F32",
     bias: NDArray[np.float32] | None = None,

@@ -22,7 +22,7 @@ from .picture import Picture, picture_of
 from .plan import fold_grid
 
 _GUARD_WORDS = 64
-_EXACT_ROWS = (4, 256)  # at least, at most
+EXACT_ROWS = (4, 256)  # at least, at most
 
 #: Rows of random input when there is none, and their seed.
 DEFAULT_ROWS = 4
@@ -163,7 +163,7 @@ def ask(
     if x is None:
         x = np.random.default_rng(seed).standard_normal((rows, packed.in_features), np.float32)
     check_domain(packed, x)
-    x_exact = exact_input(packed.in_features, min(max(len(x), _EXACT_ROWS[0]), _EXACT_ROWS[1]), seed)
+    x_exact = exact_input(packed.in_features, min(max(len(x), EXACT_ROWS[0]), EXACT_ROWS[1]), seed)
     with Linear(gpu, packed, kernel=kernel, scales=np.ones_like(packed.scales)) as linear:
         exact = linear.run(x_exact, guard_words=_GUARD_WORDS)
         linear.set_scales(packed.scales)
