@@ -76,7 +76,7 @@ BAD_LINES = {
     "half a row": ('{"file": "a", "rows": 1.5}', "rows is 1.5"),
     "true rows": ('{"file": "a", "rows": true}', "rows is true"),
     "no number": ('{"file": "a", "source": "s", "max_quant_error": NaN}', "max_quant_error is NaN"),
-    "no source": ('{"file": "a", "max_quant_error": 0.1}', "no source to measure it against"),
+    "no source": ('{"file": "a", "max_quant_error": 0.1}', "names no source, to measure"),
     "no input": ('{"file": "a", "output": "y.npy"}', "names an output without its input"),
     "too long": ('{"file": "' + "a" * (1 << 20) + '"}', "is longer than"),
     "too deep": ("[" * 100_000, "is no JSON"),
@@ -236,6 +236,19 @@ def test_thresholds_of_the_quantization_error(packed_file: Path, checkpoint: Pat
     assert [r["status"] for r in document["results"]] == ["pass", "fail"]
     assert [r["max_quant_error"] for r in document["results"]] == [0.5, 0.01]
     assert [r["exceeds_quant_error"] for r in document["results"]] == [False, True]
+    assert "no tensor fits '*.9.*'" in qcs4w(*arguments, "--max-quant-error", "*.9.*=0.01").err
+
+
+def test_thresholds_for_the_lines_of_a_manifest(
+    packed_file: Path, checkpoint: Path, tmp_path: Path, qcs4w: CommandLine
+) -> None:
+    """--max-quant-error holds for lines with a source, a threshold of their own before it; one without is an error."""
+    line = {"file": packed_file.name, "tensor": "layers.1.fc", "source": checkpoint.name}
+    manifest = manifest_of(tmp_path / "m", line, line | {"max_quant_error": 0.01}, {"file": packed_file.name})
+    document = qcs4w("verify", "--manifest", manifest, "--max-quant-error", "0.5", "--json").document
+    assert [r["status"] for r in document["results"]] == ["pass", "fail", "error"]
+    assert "names no source" in document["results"][2]["error"]["message"]
+    assert "needs --source" in qcs4w.refused("verify", packed_file, "--manifest", manifest, "--max-quant-error", "0.5")
 
 
 def test_bad_thresholds(packed_file: Path, checkpoint: Path, qcs4w: CommandLine) -> None:

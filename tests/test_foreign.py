@@ -88,10 +88,11 @@ def test_nan_never_passes(dtype: str) -> None:
     assert (verdict.status, verdict.bounded.nan_count, verdict.bounded.failures) == ("fail", 2, 2)
 
 
-def test_a_bias_is_a_part_of_y() -> None:
+@pytest.mark.parametrize("size", [10, 0.01])
+def test_a_bias_is_a_part_of_y(size: float) -> None:
     """A y with its bias passes, wherever it entered the sum; without it, or with it twice, that is what is said."""
     packed, x = weight(), inputs()
-    bias = np.random.default_rng(2).standard_normal(37, np.float32) * 10
+    bias = np.random.default_rng(2).standard_normal(37, np.float32) * np.float32(size)
     y = product(packed, x, bias)
     terms = x[:, None] * (packed.codes() * packed.scales[:, None])  # (M, N, K)
     started = np.concatenate([np.broadcast_to(bias[None, :, None], (5, 37, 1)), terms], axis=2, dtype=np.float32)

@@ -171,7 +171,7 @@ def command(
             raise UsageError("--than compares two packed files: give one PACKED, --source, and perhaps --input")
         return verify_than(paths[0], than, source, input_path, tensors, console)
     thresholds = thresholds_of(limits)
-    if thresholds and source is None:
+    if thresholds and source is None and (paths or manifest is None):  # lines of a manifest may name their own
         raise UsageError("--max-quant-error needs --source: the error is that of the packed weights against it")
     if output is not None and input_path is None:
         raise UsageError("--output needs --input: the x that the output was computed from")
@@ -234,6 +234,9 @@ def command(
         f"\n{plural(len(results), 'tensor')}: {counts['pass']} passed, {counts['fail']} failed, "
         f"{counts['error']} could not be checked" + f"; shard {shard}" * (shard.count > 1)
     )
+    names = [result["tensor"] for result in results if result["tensor"] is not None]
+    if (idle := thresholds.unused(names)) and shard == Shard() and not batch.stopped:
+        console.warn(f"--max-quant-error: no tensor fits {quoted(idle)}")
     if batch.stopped:
         console.warn("stopped there; the rest was not looked at")
     if saved is not None and saved.left_out:

@@ -4,7 +4,7 @@ import glob
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -36,6 +36,10 @@ class Thresholds:
     def of(self, name: str) -> float | None:
         """Return the threshold of a tensor."""
         return next((value for glob_, value in reversed(self.by_pattern) if fnmatchcase(name, glob_)), self.general)
+
+    def unused(self, names: Sequence[str]) -> list[str]:
+        """Return the patterns that fit none of these names."""
+        return [pattern for pattern, _ in self.by_pattern if not any(fnmatchcase(name, pattern) for name in names)]
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ def _request(data: bytes, folder: Path, template: Request) -> Request:
     if request.output is not None and request.input is None:
         raise UsageError("names an output without its input")
     if request.thresholds and request.source is None:
-        raise UsageError("has a max_quant_error, but no source to measure it against")
+        raise UsageError("names no source, to measure the quantization error against")
     return request
 
 
