@@ -213,8 +213,13 @@ def command(
         requests = requests_of(paths, template)
         if manifest is not None:
             requests = itertools.chain(requests, read_manifest(manifest, template))
+        several = manifest is not None or len(paths) > 1 or any(map(_stands_for_several, paths))
+        file_shown = None
         for outcome in batch.results(requests):
             reports.add(outcome.result, outcome.picture)
+            if several and outcome.result["file"] != file_shown:
+                file_shown = outcome.result["file"]
+                console.answer(f"{file_shown}:")
             _show(outcome.result, outcome.name_width, console)
         unused = []
         if input_path is not None and not tensors and not batch.stopped:
@@ -262,6 +267,10 @@ def command(
         code,
     )
     return code
+
+
+def _stands_for_several(path: Path) -> bool:
+    return os.path.isdir(path) or any(sign in str(path) for sign in "*?[")
 
 
 def _facts(device: Device, seed: int, shard: Shard) -> dict[str, str]:
