@@ -110,6 +110,7 @@ def test_a_page_of_many_failures_stays_light(tmp_path: Path, qcs4w: CommandLine)
     page = (tmp_path / "r.html").read_text()
     assert len(of_html(page)) == MOST_PLOTTED + 3
     assert page.count("<svg") == 4 * MOST_PLOTTED
+    assert "bounded: 3 of 3 elements wrong, every element" in page
     assert "3 tensors more failed and are not drawn" in page
 
 

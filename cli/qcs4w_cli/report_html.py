@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Result = dict[str, Any]
 
 #: So many failing tensors get plots; a page with more would be too heavy to open.
-MOST_PLOTTED = 50
+MOST_PLOTTED = 12
 
 _HEADS = ("status", "tensor", "file", "N", "K", "M", "ran", "worst error / bound", "quantization error", "finding")
 _NUMBERS = {"N", "K", "M", "worst error / bound", "quantization error"}

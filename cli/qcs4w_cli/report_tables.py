@@ -94,7 +94,9 @@ def finding(result: Result) -> str:
     texts = []
     for name, probe in (("exact", exact), ("bounded", bounded)):
         if probe is not None and probe["failures"]:
-            texts.append(f"{name}: {probe['failures']:,} of {probe['elements']:,} elements wrong")
+            texts.append(f"{name}: {probe['failures']:,} of {probe['elements']:,} elements wrong, {probe['pattern']}")
+        if probe is not None and probe["nan_count"]:
+            texts.append(f"{name}: {probe['nan_count']:,} NaN")
         if probe is not None and probe["unwritten"]:
             texts.append(f"{name}: {plural(probe['unwritten'], 'element')} never written")
         if probe is not None and not probe["guards_intact"]:
