@@ -186,10 +186,10 @@ EXPRESSIONS = (
 def test_expressions_mean_the_same(shared_page: PackedPage) -> None:
     """The arithmetic of head comments gives the same whole number, or is refused by both."""
     names = {"M": 13, "N": 38}
-    evaluate = """(module, [texts, names]) => texts.map((text) => {
+    by_page = """(module, [texts, names]) => texts.map((text) => {
       try { return module.evaluate(text, new Map(Object.entries(names)), "here"); } catch (error) { return error.name; }
     })"""
-    seen = shared_page.module("expression", evaluate, [EXPRESSIONS, names])
+    seen = shared_page.module("expression", by_page, [EXPRESSIONS, names])
     for text, found in zip(EXPRESSIONS, seen, strict=True):
         try:
             expected: int | str = evaluate(text, names, "here")
