@@ -9,6 +9,7 @@ from command_line import CommandLine
 from page_under_test import PackedPage
 
 from qcs4w_gpu import LINEAR_KERNELS, KernelError
+from qcs4w_gpu.expressions import evaluate
 from qcs4w_gpu.judge import EXACT_WINDOW
 from qcs4w_gpu.kernel import parse_kernel
 from qcs4w_gpu.plan import fold_grid
