@@ -7,7 +7,8 @@ import pytest
 from numpy.typing import NDArray
 
 from qcs4w_packer import NonFiniteError, UsageError, pack_weight
-from qcs4w_packer.explain import explain_alone, explain_output, explain_weights
+from qcs4w_packer.explain import explain_output, explain_weights
+from qcs4w_packer.histogram import explain_alone
 from qcs4w_packer.quantize import quantize
 from qcs4w_packer.readings import ARRANGEMENTS, NAMED, ROWS, layouts
 

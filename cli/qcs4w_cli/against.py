@@ -15,7 +15,8 @@ from .report import Span, Table, size
 
 if TYPE_CHECKING:
     from qcs4w_packer import Blob
-    from qcs4w_packer.explain import Explanation, Finding, Histogram
+    from qcs4w_packer.explain import Explanation, Finding
+    from qcs4w_packer.histogram import Histogram
     from qcs4w_packer.questioned import PackedBytes
 
 _SHOWN = 6  # readings; -v shows all
@@ -243,7 +244,7 @@ def _convert_command(questioned: "PackedBytes", finding: "Finding", shape: tuple
 def inspect_alone(file: Path, tensor: str | None, blob: "Blob | None", console: Console) -> int:
     """Say of packed bytes that nothing describes what their nibbles alone tell; 0."""
     from qcs4w_packer import SourceError, open_packed
-    from qcs4w_packer.explain import explain_alone
+    from qcs4w_packer.histogram import explain_alone
     from qcs4w_packer.questioned import packed_bytes
 
     questioned = packed_bytes(file, tensor, blob)

@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qcs4w_packer import PackedLinear, Reading, readings
-from qcs4w_packer.explain import OWN_RULE, rule_of
 from qcs4w_packer.measure import quantization_error, row_square_sums
 from qcs4w_packer.nibbles import wrong_pad_rows
 from qcs4w_packer.quantize import dequantize
 from qcs4w_packer.readings import RIGHT
+from qcs4w_packer.scale_rules import OWN_RULE, rule_of
 
 from .faults import Hypothesis, Suspects
 

@@ -9,9 +9,8 @@ from numpy.typing import NDArray
 
 from .nibbles import CODE_MAX, CODE_MIN, EVEN_HIGH, LAYOUTS, Layout, unpack_codes
 from .readings import Reading
+from .scale_rules import DIVISORS
 
-#: Divisors of absmax that tools use; 7.5 is the format's own.
-_DIVISORS = (7.5, 7.0, 8.0)
 _SAME_RATIO = 2.0**-21  # a scale is rounded a few times in float32
 
 
@@ -96,8 +95,8 @@ def scale_patterns(a: NDArray[np.float32], b: NDArray[np.float32]) -> list[str]:
     ratio = float(np.median(ratios))
     if np.abs(ratios / ratio - 1).max() > _SAME_RATIO:
         return []
-    for a_divisor in _DIVISORS:
-        for b_divisor in _DIVISORS:
+    for a_divisor in DIVISORS:
+        for b_divisor in DIVISORS:
             if a_divisor != b_divisor and abs(ratio * b_divisor / a_divisor - 1) < _SAME_RATIO:
                 return [
                     f"divisors: the scales of A are as of absmax / {a_divisor:g}, those of B of absmax / {b_divisor:g}"

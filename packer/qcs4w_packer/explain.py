@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from .errors import UsageError
 from .nibbles import OFFSET, PAD_NIBBLE, packed_width, unpack_nibbles
-from .quantize import SCALE_FLOOR, row_absmax, scaled_rows
 from .readings import COLUMNS, Reading, layouts
 from .rowpack import refuse_non_finite
+from .scale_rules import RULES, ScaleRule, best_rule, codes_by_rule
 
 Bytes = NDArray[np.uint8]
 Verdict = Literal["certain", "likely", "ambiguous", "none"]
-Rounding = Literal["reciprocal", "divided", "half away"]
-_ROUNDINGS: tuple[Rounding, ...] = ("reciprocal", "divided", "half away")
 
 _CERTAIN, _LIKELY = 0.999, 0.9
 _FITS = 0.6  # a reading that leaves more of the evidence than this explains nothing
@@ -52,23 +50,6 @@ class Explanation:
     residual_as_scaled: float | None
     probability: float
     same_as: tuple[Reading, ...] = ()
-
-
-@dataclass(frozen=True)
-class ScaleRule:
-    """How the codes follow from the weights.
-
-    Attributes:
-        name: "absmax / 7.5, codes −8..7", say.
-        differing: codes, of those looked at, that the rule makes otherwise.
-        codes: looked at.
-        same_scales: whether the given scales are the rule's; None without any.
-    """
-
-    name: str
-    differing: int
-    codes: int
-    same_scales: bool | None
 
 
 @dataclass(frozen=True)
@@ -129,7 +110,7 @@ def explain_weights(
     refuse_non_finite(sample, name="weight")
     evidence = _Evidence(sample.astype(np.float64), _finite_scales(scales, rows))
     shape = (out_features, weight.shape[1])
-    by_rule = [(rule, *_codes_by_rule(sample, rule)) for rule in _RULES]
+    by_rule = [(rule, *codes_by_rule(sample, rule)) for rule in RULES]
     ranked = _rank(data, shape, rows, lambda codes: codes.astype(np.float64), evidence, [c for _, c, _ in by_rule])
     own = by_rule[0][1].astype(np.float64)
     expected = _fit(evidence, own).residual
@@ -137,7 +118,7 @@ def explain_weights(
     rule, notes, verdict = None, [], _verdict(ranked)
     if verdict != "none":
         codes = best.reading.matrix(data, *shape, rows)
-        rule = _scale_rule(codes, by_rule, scales)
+        rule = best_rule(codes, by_rule, scales)
         if best.residual > _POOR * expected + _POOR_AT_LEAST:
             verdict = "likely" if verdict == "certain" else verdict
             notes.append("it fits worse than 4 bits must: the encoding may be none of those known")
@@ -217,7 +198,7 @@ def _rank(
     rows: int,
     made: Callable[[NDArray[np.int8]], NDArray[np.float64]],
     evidence: _Evidence,
-    codes_by_rule: Sequence[NDArray[np.int8]] = (),
+    made_by_rules: Sequence[NDArray[np.int8]] = (),
 ) -> tuple[Explanation, ...]:
     groups: dict[bytes, tuple[_Fit, float, list[Reading]]] = {}
     tried = list(layouts(*shape, data.size))
@@ -228,7 +209,7 @@ def _rank(
             groups[key][2].append(reading)
         else:
             fit = _fit(evidence, made(codes))
-            known = _rule_likelihood(codes, codes_by_rule, len(tried))
+            known = _rule_likelihood(codes, made_by_rules, len(tried))
             groups[key] = (fit, fit.log_likelihood + known, [reading])
     if not groups:
         raise UsageError(
@@ -246,19 +227,19 @@ def _rank(
     return tuple(sorted(explained, key=lambda each: (-each.probability, each.residual)))
 
 
-def _rule_likelihood(codes: NDArray[np.int8], codes_by_rule: Sequence[NDArray[np.int8]], readings_tried: int) -> float:
+def _rule_likelihood(codes: NDArray[np.int8], made_by_rules: Sequence[NDArray[np.int8]], readings_tried: int) -> float:
     """Return by how much (as a logarithm) it is more likely that a rule makes these codes than that chance does.
 
     A fit with free scales cannot tell an offset from a scale where all weights of a row have one sign; that a rule
     which tools use makes code after code can. The codes that it makes otherwise are paid for by place and value.
     """
-    if not len(codes_by_rule):
+    if not made_by_rules:
         return 0.0
-    differing = min(int(np.count_nonzero(made != codes)) for made in codes_by_rule)
+    differing = min(int(np.count_nonzero(made != codes)) for made in made_by_rules)
     shares = np.bincount(codes.reshape(-1) + 16, minlength=32) / codes.size
     entropy = -float((shares[shares > 0] * np.log(shares[shares > 0])).sum())
     told = codes.size * entropy - differing * (entropy + math.log(codes.size))
-    return max(0.0, told - math.log(len(codes_by_rule) * readings_tried))
+    return max(0.0, told - math.log(len(made_by_rules) * readings_tried))
 
 
 def _different(same: list[Reading], out_features: int, in_features: int, rows: int) -> list[Reading]:
@@ -317,78 +298,6 @@ def _verdict(ranked: Sequence[Explanation]) -> Verdict:
     return "certain" if best.probability >= _CERTAIN else "likely"
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """absmax / divisor, or for ggml the value of largest magnitude / −8, then one of three ways to round."""
-
-    divisor: float
-    lowest: int = -8
-    rounding: Rounding = "reciprocal"
-    signed: bool = False
-
-    @property
-    def name(self) -> str:
-        what = "the value of largest magnitude / −8" if self.signed else f"absmax / {self.divisor:g}"
-        how = {"reciprocal": "", "divided": ", divided by the scale", "half away": ", halves rounded away from zero"}
-        return f"{what}, codes {self.lowest}..7{how[self.rounding]}".replace("-", "−")
-
-
-# The first that fits is named: qcs4w's own rule, then the usual ones.
-_RULES = (
-    *(
-        _Rule(divisor, lowest, rounding)
-        for rounding in _ROUNDINGS
-        for divisor, lowest in ((7.5, -8), (7.0, -7), (7.0, -8), (8.0, -8), (7.5, -7))
-    ),
-    _Rule(8.0, signed=True, rounding="half away"),
-)
-
-#: The rule of qcs4w.
-OWN_RULE = _RULES[0]
-
-
-def _codes_by_rule(weight: NDArray[np.float32], rule: _Rule) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
-    """Quantize rows by a rule that need not be ours: codes (n, K) and scales (n,)."""
-    absmax = row_absmax(weight)
-    if rule.signed:
-        largest = np.take_along_axis(weight, np.abs(weight).argmax(axis=1)[:, None], axis=1)[:, 0]
-        scales = np.where(np.abs(largest) < SCALE_FLOOR, SCALE_FLOOR, largest / np.float32(-8))
-    else:
-        scales = np.maximum(absmax / np.float32(rule.divisor), SCALE_FLOOR)
-    scaled = weight / scales[:, None] if rule.rounding == "divided" else scaled_rows(weight, scales)
-    rounded = np.copysign(np.floor(np.abs(scaled) + 0.5), scaled) if rule.rounding == "half away" else np.rint(scaled)
-    return np.clip(rounded, rule.lowest, 7).astype(np.int8), scales.astype(np.float32)
-
-
-def _scale_rule(
-    codes: NDArray[np.int8],
-    by_rule: Sequence[tuple[_Rule, NDArray[np.int8], NDArray[np.float32]]],
-    scales: NDArray[np.float32] | None,
-) -> ScaleRule:
-    """Find the rule that makes most of the codes."""
-    rule, made, own_scales = min(by_rule, key=lambda each: np.count_nonzero(each[1] != codes))
-    same = None if scales is None else bool(np.array_equal(own_scales, scales[: len(codes)]))
-    return ScaleRule(rule.name, int(np.count_nonzero(made != codes)), codes.size, same)
-
-
-def rule_of(
-    codes: NDArray[np.int8],
-    weight: NDArray[np.float32],
-    scales: NDArray[np.float32] | None = None,
-    *,
-    rules: Sequence[_Rule] = _RULES,
-) -> ScaleRule:
-    """Find the rule that makes most of the codes.
-
-    Args:
-        codes: int8, shape (n, K), the first rows.
-        weight: float32, shape (n, K), what they were made of.
-        scales: float32, at least n, if they are known.
-        rules: to try; the first of those that are equally good is named.
-    """
-    return _scale_rule(codes, [(rule, *_codes_by_rule(weight, rule)) for rule in rules], scales)
-
-
 def _padding(data: Bytes, best: Explanation, out_features: int, in_features: int) -> str | None:
     """Say what the last nibble of rows with an odd K holds."""
     reading = best.reading
@@ -404,60 +313,3 @@ def _padding(data: Bytes, best: Explanation, out_features: int, in_features: int
     if pads[0] == zero:
         return f"the pad nibble is {pads[0]:X}, the code 0"
     return f"the pad nibble is {pads[0]:X}, not {zero:X}: padded after the shift"
-
-
-@dataclass(frozen=True)
-class Histogram:
-    """What the nibbles alone tell.
-
-    Attributes:
-        counts: of the nibbles 0 to 15.
-        encoding: "code + 8", "two's complement", or None where it cannot be told.
-        probability: of that encoding against the other.
-        clamped: no code of −8 among them: a symmetric clamp; None where the encoding cannot be told.
-        clamp_probability: that a file without the clamp would have shown one.
-    """
-
-    counts: tuple[int, ...]
-    encoding: str | None
-    probability: float
-    clamped: bool | None
-    clamp_probability: float
-
-
-def explain_alone(packed: Bytes, out_features: int) -> Histogram:
-    """Tell code + 8 from two's complement, and a clamp at ±7, by how often each nibble occurs.
-
-    Codes of weights gather round 0. The order of two nibbles in a byte leaves no trace in their histogram.
-
-    Args:
-        packed: uint8, any shape; the first 4 MiB are looked at.
-        out_features: N, rows that they hold.
-    """
-    flat = packed.reshape(-1)[: 1 << 22]
-    counts = np.bincount(flat & 0x0F, minlength=16) + np.bincount(flat >> 4, minlength=16)
-    total = int(counts.sum())
-    nibbles = np.arange(16)
-    hypotheses = {
-        "code + 8": nibbles - 8,
-        "two's complement": np.where(nibbles > 7, nibbles - 16, nibbles),
-    }
-    likelihoods = {name: _bell_likelihood(counts, codes) for name, codes in hypotheses.items()}
-    flat_likelihood = total * math.log(1 / 16)
-    best = max(likelihoods, key=lambda name: likelihoods[name])
-    other = min(likelihoods.values())
-    probability = 1 / (1 + math.exp(max(other - likelihoods[best], -700)))
-    if likelihoods[best] - flat_likelihood < 10 or probability < _LIKELY:
-        return Histogram(tuple(int(c) for c in counts), None, probability, None, 0.0)
-    lowest = int(counts[hypotheses[best] == -8][0])
-    rows = out_features * flat.size / max(1, packed.size)
-    # By absmax / 7.5 a row holds a −8 where its largest magnitude is negative: one row in two.
-    return Histogram(tuple(int(c) for c in counts), best, probability, lowest == 0, 1 - 0.5**rows)
-
-
-def _bell_likelihood(counts: NDArray[np.int64], codes: NDArray[np.int64]) -> float:
-    """Return the log-likelihood of counts when codes follow a normal distribution round 0 of the variance seen."""
-    variance = max(float((counts * codes**2).sum() / counts.sum()), 0.05)
-    logits = -(codes**2) / (2 * variance)
-    log_p = logits - math.log(float(np.exp(logits).sum()))
-    return float((counts * log_p).sum())
