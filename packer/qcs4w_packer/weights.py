@@ -4,10 +4,11 @@ A reader for one format supplies raw bytes only (`SourceTensor.fetch`); what the
 once for all formats. Bytes go into a container unchanged when a tensor is carried along.
 """
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,8 @@ class SourceTensor:
         fetch: (start, stop) -> the bytes of these rows, little-endian, C order. A row is the last dimension;
             all others are counted through. Where rows do not end on whole bytes (4- and 6-bit dtypes) all is one row.
         storage: equal for tensors that are one and the same memory (tied weights), else None.
+        file: the weight file that holds it; None where the source is one file.
+        direction: what the file or its config says of a linear weight, "out-in" or "in-out"; None where they do not.
     """
 
     name: str
@@ -43,6 +46,8 @@ class SourceTensor:
     shape: tuple[int, ...]
     fetch: Callable[[int, int], bytes] = field(repr=False, compare=False)
     storage: Hashable = None
+    file: Path | None = None
+    direction: Literal["out-in", "in-out"] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -91,7 +96,7 @@ class SourceTensor:
 
 @dataclass(frozen=True)
 class Source(Closing):
-    """An open weight file. Use it as a context manager.
+    """An open weight file, or a folder of them. Use it as a context manager.
 
     Attributes:
         path: where it lies.
@@ -99,6 +104,9 @@ class Source(Closing):
         metadata: the file's own string metadata (safetensors only).
         nameless: the file names no tensor; its only one is called NAMELESS here.
         left_out: what the file holds besides tensors that a container can hold, described for people.
+        shards: the weight files of a folder, in order; empty where the source is one file.
+        beside: what else a checkpoint needs and is carried along with a folder (config.json, tokenizer files).
+        config: what config.json says; empty without one.
         closer: closes the file.
     """
 
@@ -107,6 +115,9 @@ class Source(Closing):
     metadata: dict[str, str] = field(default_factory=dict)
     nameless: bool = False
     left_out: tuple[str, ...] = ()
+    shards: tuple[Path, ...] = ()
+    beside: tuple[Path, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
     closer: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
     def aliases_of(self, name: str) -> list[str]:
