@@ -74,9 +74,19 @@ class SourceTensor:
         Raises:
             NonFiniteError: a finite float64 value is beyond float32.
         """
-        for start, data in self.chunks():
-            columns = self.shape[-1] if self.shape else 1
-            yield start, widen(data, self.dtype, name=self.name, first_row=start, columns=columns)
+        rows = self.rows
+        step = max(1, _CHUNK_BYTES * rows // max(1, self.nbytes))
+        for start in range(0, rows if self.nbytes else 0, step):
+            yield start, self.floats(start, min(start + step, rows))
+
+    def floats(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return rows [start, stop) of a float tensor as float32, shape (n, K); any thread may ask.
+
+        Raises:
+            NonFiniteError: a finite float64 value is beyond float32.
+        """
+        columns = self.shape[-1] if self.shape else 1
+        return widen(self.fetch(start, stop), self.dtype, name=self.name, first_row=start, columns=columns)
 
     def read_rows(self, stop: int) -> NDArray[np.float32]:
         """Return the first rows of a float matrix (N, K), as float32 (min(stop, N), K)."""
