@@ -173,6 +173,7 @@ class WorkFolder:
         plan_file = self.path / "plan.json"
         before = _read_statement(plan_file)
         if before == stated and not restart:
+            self._prune(set(stated["shards"]))  # a kill at the very end may have left the old output here
             return
         if (before or restart) and shared and not self.alone():
             raise OutputError(
@@ -201,7 +202,7 @@ class WorkFolder:
         own = {"lock", "out", "old"} | {f"{name}.{kind}" for name in same for kind in ("part", "jsonl", "lock")}
         lost = False
         for path in self.path.iterdir():
-            if path.name not in own:
+            if path.name not in own and not path.name.startswith("plan.json"):
                 lost = lost or path.suffix == ".jsonl"
                 _remove(path)
         for path in (self.path / "out").iterdir():
