@@ -113,8 +113,10 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]
         found = re.fullmatch(r"([0-9]{1,15})(?: ?([KMGT])(i?)B)?", str(value))
         if not found or not int(found[1]):
             self.fail(f"'{value:.40}' is not a size such as 5GB, 128MiB or 134217728", param, ctx)
-        power = " KMGT".index(found[2] or " ")
-        return int(found[1]) * (1024 if found[3] else 1000) ** power
+        nbytes, unit = int(found[1]), 1024 if found[3] else 1000
+        for _ in range(" KMGT".index(found[2] or " ")):
+            nbytes *= unit
+        return nbytes
 
 
 def blob_options(*, layout: bool = True) -> Decorator:
