@@ -8,14 +8,14 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .closing import Closing
 from .errors import NonFiniteError
-from .safetensors_file import DTYPE_BITS, SafetensorsFile, Slot
+from .safetensors_file import DTYPE_BITS, Slot
 
 #: The name given to the tensor of a file that names none (.npy, or one bare tensor in a .pt).
 NAMELESS = "weight"
@@ -129,7 +129,14 @@ class Source(Closing):
         self.closer()
 
 
-def slot_tensor(file: SafetensorsFile, name: str, slot: Slot) -> SourceTensor:
+class Readable(Protocol):
+    """A file that can be read at an offset."""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Read exactly `nbytes` bytes."""
+
+
+def slot_tensor(file: Readable, name: str, slot: Slot) -> SourceTensor:
     """Make one slot of an open safetensors file readable by rows."""
     row_nbytes = slot.nbytes // max(1, _row_count(slot.dtype, slot.shape))
 
