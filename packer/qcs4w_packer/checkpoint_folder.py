@@ -120,7 +120,7 @@ def _open_shard(path: Path, files: OpenFiles) -> Source:
     if path.suffix.lower() == ".bin":
         from .torch_file import open_torch
 
-        return open_torch(path)
+        return open_torch(path, files)
     with SafetensorsFile(path) as header:
         files.add(path, header.stamp)
         pooled = PooledFile(files, path)
