@@ -13,6 +13,8 @@ import torch
 from making import bytes_read, raw_safetensors, save_floats, write_safetensors
 
 from qcs4w_packer import SourceError, UnsafePickleError, open_source
+from qcs4w_packer.open_files import OpenFiles
+from qcs4w_packer.safetensors_file import stamp_of
 
 INDEX = "model.safetensors.index.json"
 A, B = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -449,6 +451,16 @@ def test_a_refusal_leaves_no_descriptor(folder: Path) -> None:
     for _ in range(3):
         refusal(folder)
     assert descriptors() == before
+
+
+def test_a_read_error_names_file_and_offset(tmp_path: Path) -> None:
+    """A disk that fails: the system's word, the file, and the byte. (No page of a process lies at 4096.)"""
+    path = tmp_path / "memory"
+    path.symlink_to("/proc/self/mem")
+    with OpenFiles() as files, path.open("rb") as memory:
+        files.add(path, stamp_of(memory.fileno()))
+        with pytest.raises(SourceError, match=r"memory: reading at byte 4,096 failed: Input/output error"):
+            files.read(path, 4096, 8)
 
 
 # ---- PyTorch's .bin

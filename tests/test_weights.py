@@ -139,7 +139,7 @@ def test_bad_values_in_a_later_row_of_a_stack_are_counted_from_the_matrix(tmp_pa
             last.read()
 
 
-@pytest.mark.parametrize("name", ["a.gguf", "a", "a.json", "a.npy.gz", ".npy"])
+@pytest.mark.parametrize("name", ["a.ggml", "a", "a.json", "a.npy.gz", ".npy"])
 def test_an_unknown_suffix_lists_the_known_ones(name: str, tmp_path: Path) -> None:
     """The suffix decides, and the message says which there are."""
     (tmp_path / name).write_bytes(b"")

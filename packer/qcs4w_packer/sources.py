@@ -16,6 +16,7 @@ SUFFIXES = {
     ".pt": "pt",
     ".pth": "pt",
     ".bin": "pt",
+    ".gguf": "gguf",
 }
 
 
@@ -53,6 +54,10 @@ def open_source(path: str | os.PathLike[str]) -> Source:
         from .torch_file import open_torch
 
         return open_torch(path)
+    if kind == "gguf":
+        from .gguf_file import open_gguf
+
+        return open_gguf(path)
     from .npy_file import open_npy, open_npz
 
     return open_npy(path) if kind == "npy" else open_npz(path)

@@ -104,6 +104,7 @@ class Source(Closing):
         metadata: the file's own string metadata (safetensors only).
         nameless: the file names no tensor; its only one is called NAMELESS here.
         left_out: what the file holds besides tensors that a container can hold, described for people.
+        unreadable: tensors that it names and whose floats it does not have, with the reason.
         shards: the weight files of a folder, in order; empty where the source is one file.
         beside: what else a checkpoint needs and is carried along with a folder (config.json, tokenizer files).
         config: what config.json says; empty without one.
@@ -115,6 +116,7 @@ class Source(Closing):
     metadata: dict[str, str] = field(default_factory=dict)
     nameless: bool = False
     left_out: tuple[str, ...] = ()
+    unreadable: Mapping[str, str] = field(default_factory=dict)
     shards: tuple[Path, ...] = ()
     beside: tuple[Path, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
