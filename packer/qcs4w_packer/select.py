@@ -30,7 +30,11 @@ SKIP_RULES = (
     Rule("*wte.weight", "embedding"),
     Rule("*wpe.weight", "embedding"),
     Rule("*shared.weight", "embedding"),
+    Rule("*_embd*", "embedding"),  # GGUF's names: token_embd, position_embd, …
+    Rule("token_types.weight", "embedding"),
     Rule("*relative_attention_bias*", "position bias"),
+    Rule("*attn_rel_b.weight", "position bias"),
+    Rule("*ssm_conv1d*", "convolution"),
     Rule("*norm.weight", "norm"),
     Rule("*norm?.weight", "norm"),
     Rule("*ln_?.weight", "norm"),
@@ -38,8 +42,10 @@ SKIP_RULES = (
     Rule("head.weight", _HEAD),
     Rule("*.head.weight", _HEAD),
     Rule("output.weight", _HEAD),
+    Rule("cls.output.weight", _HEAD),
     Rule("*.router.weight", _ROUTER),
     Rule("*.shared_expert_gate.weight", _ROUTER),
+    Rule("*.ffn_gate_inp*.weight", _ROUTER),  # GGUF
 )
 
 _MOST_IN_A_STACK = 65_536
@@ -158,6 +164,8 @@ def did_you_mean(name: str, known: Collection[str]) -> str | None:
 
 def _check_patterns(source: Source, request: Request) -> None:
     for name in request.tensors:
+        if name in source.unreadable:
+            raise SelectionError(f"{source.path}: tensor '{name}' cannot be packed: {source.unreadable[name]}")
         if name not in source.tensors:
             matrices = [n for n, tensor in source.tensors.items() if _unfit(tensor) is None]
             raise UnknownTensorError(f"{source.path}: no tensor '{name}'", hint=did_you_mean(name, matrices))
@@ -292,7 +300,8 @@ def _nothing_to_pack(source: Source, choices: Sequence[Choice]) -> SelectionErro
     matrices = [c for c in choices if _unfit(c.tensor) is None]
     if not matrices:
         kinds = ", ".join(f"'{c.tensor.name}' ({c.reason})" for c in choices[:3]) or "no tensors at all"
-        return SelectionError(f"{source.path}: nothing to pack: no float matrix among {kinds}")
+        beside = f"the file also has {source.left_out[-1]}" if source.unreadable else None
+        return SelectionError(f"{source.path}: nothing to pack: no float matrix among {kinds}", hint=beside)
     listed = ", ".join(f"'{c.tensor.name}' ({c.reason})" for c in matrices[:3])
     more = f" and {len(matrices) - 3} more" if len(matrices) > 3 else ""
     return SelectionError(
