@@ -6,7 +6,8 @@ import pytest
 from making import time_limit
 
 from qcs4w_packer import Request, SelectionError, UnknownTensorError
-from qcs4w_packer.select import SKIP_RULES, Choice, choose, did_you_mean, matches
+from qcs4w_packer.name_patterns import matches
+from qcs4w_packer.select import SKIP_RULES, Choice, choose, did_you_mean
 from qcs4w_packer.weights import Source, SourceTensor
 
 Shape = tuple[int, ...]
@@ -138,10 +139,10 @@ def test_what_cannot_be_packed_is_refused_by_name(dtype: str, shape: Shape, reas
 
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"])
 def test_fp8_is_refused_and_not_passed_over(dtype: str) -> None:
-    """An fp8 weight that would be chosen is an error; excluding it is the way round."""
+    """An fp8 weight without a scale that would be chosen is an error; excluding it is the way round."""
     tensors: Tensors = {"a.weight": (4, 6), "q.weight": (dtype, (4, 6))}
     for request in ({}, {"include": ("*",)}, {"include": ("*.weight",)}):
-        with pytest.raises(SelectionError, match=rf"tensor 'q\.weight' is {dtype}, which cannot be packed") as caught:
+        with pytest.raises(SelectionError, match=rf"tensor 'q\.weight' \[4, 6\] is {dtype} and has no scale") as caught:
             packed(tensors, **request)
         assert "--exclude" in (caught.value.hint or "")
     for named in ("tensors", "include"):
@@ -314,7 +315,7 @@ def test_a_stack_is_split_by_request() -> None:
     tensors: Tensors = {"experts.weight": (3, 4, 6), "fc.weight": (4, 6)}
     action, reason = reasons(tensors)["experts.weight"]
     assert action == "carry"
-    assert "split into matrices by request (--include 'experts.weight')" in reason
+    assert "split into matrices by request (--also 'experts.weight')" in reason
     requests: list[dict[str, tuple[str, ...]]] = [
         {"include": ("experts.*",)}, {"tensors": ("experts.weight",)}, {"transpose": ("experts.*",)},
     ]  # fmt: skip

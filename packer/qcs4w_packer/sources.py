@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from .errors import SourceError
+from .fp8_scales import with_scales
 from .safetensors_file import SafetensorsFile, file_kind
 from .weights import Source, slot_tensor
 
@@ -21,11 +22,16 @@ SUFFIXES = {
 def open_source(path: str | os.PathLike[str]) -> Source:
     """Open a weight file by its suffix; headers are read, data is not (for .pt: mapped).
 
+    An fp8 weight with its scales beside it is read as floats.
+
     Raises:
         SourceError: no such file, an unknown suffix, or a file that is not sound.
         UnsafePickleError: a .pt file that holds more than tensors.
     """
-    path = Path(path)
+    return with_scales(_open(Path(path)))
+
+
+def _open(path: Path) -> Source:
     kind = SUFFIXES.get(path.suffix.lower())
     if kind is None and file_kind(path) is None:
         raise SourceError(f"{path}: does not exist, expected a file")
