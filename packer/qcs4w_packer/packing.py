@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from .architecture import tied_names
 from .container_writer import ContainerWriter
 from .errors import NonFiniteError, SelectionError, UnknownTensorError, UsageError
 from .files import check_target, replacing
 from .formats.detect import foreign_opener
+from .fp8_scales import find_scale, is_fp8_weight
 from .measure import QuantizationError, quantization_error
 from .metadata import PACKED, PackedEntry
 from .rowpack import pack_rows, refuse_non_finite
@@ -19,7 +21,7 @@ from .safetensors_file import Planned
 from .select import Choice, Request, choose, did_you_mean
 from .sources import open_source
 from .targets import EXECUTORCH_WEBGPU
-from .weights import FLOAT_DTYPES, Source, SourceTensor, split_stack
+from .weights import Source, SourceTensor, split_stack
 
 #: Called with the bytes of source just finished, the bytes to do in all, and the tensor's name.
 Progress = Callable[[int, int, str], None]
@@ -62,7 +64,7 @@ class PackReport:
         source: the weight file.
         output: the container; in a dry run the file that would be made, or None.
         packed: in the file's order.
-        carried: choices for all that is copied as it is, or left out with `packed_only`.
+        carried: choices for all that is copied as it is, or left out: with `packed_only`, or to be dropped.
         left_out: what the source holds besides tensors, described for people.
         source_nbytes: bytes of all tensors of the source.
         output_nbytes: size of the container.
@@ -114,11 +116,11 @@ def pack_file(
         _refuse_container(source)
         choices = choose(source, request)
         packing = [choice for choice in choices if choice.action == "pack"]
-        carried = [choice for choice in choices if choice.action == "carry"]
+        carried = [choice for choice in choices if choice.action != "pack"]
         tied = {choice.tensor.name: choice.alias_of for choice in packing if choice.alias_of}
         owners = [choice for choice in packing if not choice.alias_of]
         entries = [_entry(choice, tied, source) for choice in owners]
-        copied = [] if packed_only else [choice.tensor for choice in carried]
+        copied = [] if packed_only else [choice.tensor for choice in carried if choice.action == "carry"]
         writer = ContainerWriter(
             entries, (Planned(t.name, t.dtype, t.shape) for t in copied), {} if packed_only else source.metadata
         )
@@ -194,7 +196,9 @@ def source_weight(source: Source, entry: PackedEntry, rows: int | None = None) -
     if entry.stack and len(tensor.shape) == 3:
         parts = {part.name: part for part in split_stack(tensor)}
         tensor = parts.get(entry.name, tensor)
-    if len(tensor.shape) != 2 or tensor.dtype not in FLOAT_DTYPES:
+    if is_fp8_weight(tensor) and not tensor.is_float:
+        find_scale(source, tensor)  # says what is wrong with its scale
+    if len(tensor.shape) != 2 or not tensor.is_float:
         raise SelectionError(
             f"{source.path}: tensor '{name}' is {tensor.dtype} {list(tensor.shape)}, not a float matrix"
         )
@@ -232,7 +236,7 @@ def _read_transposed(tensor: SourceTensor) -> NDArray[np.float32]:
 
 def _entry(choice: Choice, tied: dict[str, str], source: Source) -> PackedEntry:
     name = choice.tensor.name
-    aliases = [alias for alias, owner in tied.items() if owner == name] + source.aliases_of(name)
+    aliases = [alias for alias, owner in tied.items() if owner == name] + tied_names(source, name)
     return PackedEntry(
         name,
         choice.out_features,
