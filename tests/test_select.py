@@ -1,11 +1,14 @@
 """Which tensors are packed, from names and shapes alone: every source here fails when its data is touched."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from making import time_limit
 
-from qcs4w_packer import Request, SelectionError, UnknownTensorError
+from qcs4w_packer import Request, SelectionError, UnknownTensorError, UsageError
+from qcs4w_packer.architecture import tied_names
 from qcs4w_packer.name_patterns import matches
 from qcs4w_packer.select import SKIP_RULES, Choice, choose, did_you_mean
 from qcs4w_packer.weights import Source, SourceTensor
@@ -428,3 +431,68 @@ def test_tensor_and_include_contradict_each_other() -> None:
     """--tensor says "only these": a pattern beside it is an error."""
     with pytest.raises(SelectionError, match="by --tensor and by --include"):
         packed({"a.weight": (4, 6), "b.weight": (4, 6)}, tensors=("a.weight",), include=("b.*",))
+
+
+def test_also_adds_to_the_choice() -> None:
+    """--also takes heads and others beside the default choice or --include; --exclude still takes them out."""
+    tensors: Tensors = {**THREE, "lm_head.weight": (9, 6), "wte.weight": (9, 6)}
+    assert packed(tensors, also=("lm_head.weight",)) == ["a.weight", "b.weight", "lm_head.weight"]
+    assert packed(tensors, also=(r"re:(lm_head|wte)\.weight",), include=("c.*",)) == [
+        "c.table", "lm_head.weight", "wte.weight"
+    ]  # fmt: skip
+    assert packed(tensors, also=("*.weight",), exclude=("wte.*",)) == ["a.weight", "b.weight", "lm_head.weight"]
+    assert reasons(tensors, also=("lm*",))["lm_head.weight"] == ("pack", "asked for by --also")
+    with pytest.raises(SelectionError, match="by --tensor and by --also"):
+        packed(tensors, tensors=("a.weight",), also=("wte.weight",))
+    with pytest.raises(SelectionError, match=r"'d\.bias' cannot be packed: 1-D"):
+        packed(tensors, also=("d.bias",))
+
+
+def test_an_empty_list_is_empty() -> None:
+    """To include nothing is not to leave it to us; to exclude or to add nothing changes nothing."""
+    for request in ({"include": ()}, {"tensors": ()}):
+        with pytest.raises(SelectionError, match="nothing to pack"):
+            packed(THREE, **request)
+    assert packed(THREE, include=(), also=("c.table",)) == ["c.table"]
+    assert packed(THREE, exclude=(), also=(), transpose=(), no_transpose=()) == ["a.weight", "b.weight"]
+
+
+@pytest.mark.parametrize("option", ["include", "also", "exclude", "transpose", "no_transpose"])
+def test_every_pattern_may_be_a_regular_expression(option: str) -> None:
+    """`re:` works wherever a glob does; one that matches nothing is an error there too."""
+    request = Request(**{option: (r"re:a\..*",)})
+    found = {choice.tensor.name: choice for choice in choose(source_of(THREE), request)}
+    assert found["a.weight"].action == ("carry" if option == "exclude" else "pack")
+    assert found["a.weight"].transposed == (option == "transpose")
+    with pytest.raises(UnknownTensorError, match=r"'re:weight' matches no tensor"):
+        packed(THREE, **{option: ("re:weight",)})
+    with pytest.raises(UsageError, match="unterminated character set at character 1"):
+        packed(THREE, **{option: ("re:[ab",)})
+
+
+HOSTILE: dict[str, Callable[[int], str]] = {
+    "linears": lambda i: f"model.layers.{i}.mlp.up_proj.weight",
+    "dots": lambda i: "." * 300 + f"{i}.weight",
+    "experts": lambda i: f"b{i}.experts.0.w1.weight",
+    "embeddings": lambda i: f"m{i}.embed_tokens.weight",
+    "control characters": lambda i: f"\x1b[2J\r\n{i}\t.weight",
+    "long": lambda i: f"{i}." + "ab" * 400 + ".weight",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
+def test_a_hundred_thousand_names(name: Callable[[int], str]) -> None:
+    """Choosing takes time in proportion to the names, with patterns, aliases and ties, right or misspelt."""
+    tensors: Tensors = {name(i): (2, 2) for i in range(100_000)}
+    source = replace(
+        source_of(tensors, {each: number // 2 for number, each in enumerate(tensors)}),
+        metadata={f"alias {each}": each for each in tensors},
+        config={"architectures": ["XForCausalLM"], "tie_word_embeddings": True},
+    )
+    with time_limit(40):
+        choices = choose(source, Request(also=("*7*.weight", r"re:(?s).*9.*"), exclude=(name(1),)))
+        assert len(choices) == 100_000
+        for each in tensors:
+            tied_names(source, each)
+        with pytest.raises(UnknownTensorError):
+            choose(source, Request(exclude=(name(1) + "x",)))

@@ -92,7 +92,7 @@ def stored_name(source: Source, name: str) -> str | None:
 
 def tied_names(source: Source, name: str) -> list[str]:
     """Return the other names of a stored tensor that are not stored themselves."""
-    found = source.aliases.get(name, [])
+    found = source.aliases_of(name)
     if _HEAD in found or not _is_embedding(name) or name != _tied_embedding(source):
         return found
     return [*found, _HEAD]

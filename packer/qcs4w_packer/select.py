@@ -88,6 +88,7 @@ class Choice:
         reason: for people.
         transposed: the file stores [K, N].
         stack: name of the 3-D tensor that this matrix was split from.
+        stack_parts: how many matrices were split from it.
         alias_of: the tensor with the very same memory that is packed in its place.
         used: siblings that are used up when this one is packed, the scales of an fp8 weight; they are dropped.
         notice: why it is transposed though nobody asked for it; None where somebody did, or it is not.
@@ -101,6 +102,7 @@ class Choice:
     alias_of: str | None = None
     used: tuple[str, ...] = ()
     notice: str | None = None
+    stack_parts: int | None = None
 
     @property
     def out_features(self) -> int:
@@ -233,7 +235,7 @@ def _skips(source: Source) -> dict[str, str]:
     with_experts = frozenset(match[1] for match in found if match)
     skips: dict[str, str] = {}
     for name in source.tensors:
-        reasons = (_skip_reason(spelling, with_experts) for spelling in (name, *source.aliases.get(name, ())))
+        reasons = (_skip_reason(spelling, with_experts) for spelling in (name, *source.aliases_of(name)))
         if reason := next(filter(None, reasons), None):
             skips[name] = reason
     memory = {source.tensors[name].storage: name for name in skips if source.tensors[name].storage is not None}
@@ -318,7 +320,8 @@ def _split(choice: Choice, source: Source) -> list[Choice]:
             hint="--exclude it, or reshape it: is its first dimension really one of experts?",
         )
     reason = f"split from {tensor.name}; {choice.reason}"
-    return [replace(choice, tensor=part, reason=reason, stack=tensor.name) for part in split_stack(tensor)]
+    stack = replace(choice, reason=reason, stack=tensor.name, stack_parts=tensor.shape[0])
+    return [replace(stack, tensor=part) for part in split_stack(tensor)]
 
 
 def _used_up(tensor: SourceTensor, source: Source) -> tuple[str, ...]:

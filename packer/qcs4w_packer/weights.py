@@ -83,11 +83,18 @@ class SourceTensor:
         Raises:
             NonFiniteError: a finite float64 value is beyond float32; a value of fp8 is not finite.
         """
-        for start, data in self.chunks():
-            yield start, self.floats(data, start)
+        rows = self.rows
+        step = max(1, _CHUNK_BYTES * rows // max(1, self.nbytes))
+        for start in range(0, rows if self.nbytes else 0, step):
+            yield start, self.floats(start, min(start + step, rows))
 
-    def floats(self, data: bytes, start: int) -> NDArray[np.float32]:
-        """Turn whole rows as they were fetched, from row `start` on, into float32 rows (n, K)."""
+    def floats(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return rows [start, stop) of a float tensor as float32, shape (n, K); any thread may ask.
+
+        Raises:
+            NonFiniteError: a finite float64 value is beyond float32; a value of fp8 is not finite.
+        """
+        data = self.fetch(start, stop)
         if self.fp8 is not None:
             return self.fp8(data, start)
         columns = self.shape[-1] if self.shape else 1
@@ -135,9 +142,12 @@ class Source(Closing):
     config: Mapping[str, Any] = field(default_factory=dict)
     closer: Callable[[], None] = field(default=lambda: None, repr=False, compare=False)
 
+    def aliases_of(self, name: str) -> list[str]:
+        """Return a tensor's other names in the metadata, where safetensors.torch.save_model puts tied ones."""
+        return self._aliases.get(name, [])
+
     @cached_property
-    def aliases(self) -> dict[str, list[str]]:
-        """Tensors' other names in the metadata, where safetensors.torch.save_model puts tied ones."""
+    def _aliases(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
         for alias, owner in self.metadata.items():
             if owner in self.tensors and alias not in self.tensors:
