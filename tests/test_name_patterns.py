@@ -78,5 +78,4 @@ def test_other_threads_and_other_clocks_are_left_alone() -> None:
     thread.join()
     assert found == [NAMES]
     with pytest.raises(AssertionError, match="took longer"), time_limit(0.2):
-        assert find_names(NAMES, "re:.*") == NAMES
-        time.sleep(2)
+        time.sleep(2 * len(find_names(NAMES, "re:.*")))

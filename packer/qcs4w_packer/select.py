@@ -4,7 +4,7 @@ import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from itertools import islice
 from typing import Literal
 
@@ -46,6 +46,8 @@ SKIP_RULES = (
     Rule("*.router.layer.weight", _ROUTER),
     Rule("*.shared_expert_gate.weight", _ROUTER),
 )
+
+_ANY_RULE = re.compile("|".join(translate(rule.pattern) for rule in SKIP_RULES))  # one look for most names
 
 _MOST_IN_A_STACK = 65_536
 
@@ -362,9 +364,8 @@ def _unfit(tensor: SourceTensor) -> str | None:
 
 def _skip_reason(name: str, with_experts: Collection[str]) -> str | None:
     lower = name.lower()
-    for rule in SKIP_RULES:
-        if fnmatchcase(lower, rule.pattern):
-            return rule.reason
+    if _ANY_RULE.match(lower):
+        return next(rule.reason for rule in SKIP_RULES if fnmatchcase(lower, rule.pattern))
     block, gate, _ = name.rpartition(".gate.weight")
     return _ROUTER if gate and block in with_experts else None
 
