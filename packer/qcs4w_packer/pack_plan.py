@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from .architecture import tied_names
 from .container_writer import ContainerWriter
 from .errors import SelectionError
 from .formats.detect import foreign_opener
@@ -203,7 +204,7 @@ def _entries(choices: list[Choice], source: Source) -> Iterator[tuple[Choice, Pa
                 choice.in_features,
                 source_dtype=choice.tensor.dtype,
                 transposed=choice.transposed,
-                aliases=(*aliases.get(name, ()), *source.aliases_of(name)),
+                aliases=(*aliases.get(name, ()), *tied_names(source, name)),
                 stack=choice.stack,
             ),
         )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .errors import SelectionError, UnknownTensorError, UsageError
 from .files import check_target
+from .fp8_scales import find_scale, is_fp8_weight
 from .metadata import PackedEntry
 from .pack_finish import check_output, finish
 from .pack_plan import PackPlan, plan_pack
@@ -17,7 +18,7 @@ from .pack_shard import pack_shard
 from .pack_watch import PackedTensor, Step, Tally, Watch
 from .select import Choice, Request, did_you_mean
 from .sources import open_source
-from .weights import FLOAT_DTYPES, Source, split_stack
+from .weights import Source, split_stack
 from .work_folder import WorkFolder
 
 #: Called with the bytes of source just finished, the bytes to do in all, and the tensor's name.
@@ -180,7 +181,9 @@ def source_weight(source: Source, entry: PackedEntry, rows: int | None = None) -
     if entry.stack and len(tensor.shape) == 3:
         parts = {part.name: part for part in split_stack(tensor)}
         tensor = parts.get(entry.name, tensor)
-    if len(tensor.shape) != 2 or tensor.dtype not in FLOAT_DTYPES:
+    if is_fp8_weight(tensor) and not tensor.is_float:
+        find_scale(source, tensor)  # says what is wrong with its scale
+    if len(tensor.shape) != 2 or not tensor.is_float:
         raise SelectionError(
             f"{source.path}: tensor '{name}' is {tensor.dtype} {list(tensor.shape)}, not a float matrix"
         )
