@@ -176,6 +176,22 @@ def test_faulty_kernels_are_refused(source: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "}" * 20_000 + "{" * 20_000 + "}" * 20_000,
+        "{)" * 20_000 + "}" * 20_000,
+        "(" * 101,
+        "{" * 200_000 + "}" * 200_000,
+    ],
+    ids=["stray ones first", "of two kinds", "not closed", "nested"],
+)
+def test_brackets_do_not_keep_the_parser_busy(text: str) -> None:
+    """Text that is nested without end is refused at once, however its brackets are mixed."""
+    with pytest.raises(KernelError, match="is nested"):
+        parse_kernel("k", SMALL + text)
+
+
+@pytest.mark.parametrize(
     "expression",
     [
         "__import__('os').system('touch hacked')",
