@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .errors import OutputError
 
-_ELSEWHERE = "write elsewhere with -o"
+_ELSEWHERE = "write elsewhere"
 
 
 @contextlib.contextmanager
@@ -76,8 +76,7 @@ def check_target(target: str | os.PathLike[str], *, force: bool = False, sources
                 raise OutputError(f"{target}: is not a regular file")
             if not force:
                 raise OutputError(f"{target}: exists already", hint="--force replaces it")
-        if not path.parent.is_dir():
-            raise OutputError(f"{target}: there is no folder {path.parent}")
+        _check_parent(target, path.parent)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise OutputError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     return path
@@ -145,7 +144,7 @@ def check_folder(
     try:
         path = Path(os.path.realpath(target))
         if os.path.lexists(path) and not path.is_dir():
-            raise OutputError(f"{target}: is there already, and no folder", hint="name another folder with -o")
+            raise OutputError(f"{target}: is there already, and no folder", hint="name another folder")
         for source in sources:
             if _is_within(source, path):
                 what = "is" if source.exists() and path.samefile(source) else "holds"
@@ -158,11 +157,18 @@ def check_folder(
                     f"{target}: holds more than what was written here before; --force does not remove that",
                     hint="name another folder, or empty this one",
                 )
-        if not path.parent.is_dir():
-            raise OutputError(f"{target}: there is no folder {path.parent}")
+        _check_parent(target, path.parent)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise OutputError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     return path
+
+
+def _check_parent(target: str | os.PathLike[str], folder: Path) -> None:
+    """Refuse a folder in which nothing can be made: what is written beside a target has to be made there."""
+    if not folder.is_dir():
+        raise OutputError(f"{target}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise OutputError(f"{target}: cannot be written: the folder {folder} is closed to you", hint=_ELSEWHERE)
 
 
 def check_outside(target: str | os.PathLike[str], sources: tuple[Path, ...]) -> None:
@@ -231,5 +237,5 @@ def flush(path: Path) -> None:
 
 def cannot_write(path: Path, error: OSError, detail: str = "") -> OutputError:
     """Return the error of an output that the system has refused; `detail` says how much was missing."""
-    hint = "make room, or write elsewhere with -o" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
+    hint = f"make room, or {_ELSEWHERE}" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
     return OutputError(f"{path}: cannot be written: {error.strerror or error}{detail}; nothing was changed", hint=hint)
