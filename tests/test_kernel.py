@@ -250,6 +250,9 @@ def test_kernel_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.wgsl"
     path.write_text(SMALL, "utf-8")
     assert read_kernel(path).name == "mine"
+    plain = read_kernel(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # as some editors write it
+    assert read_kernel(path) == plain
     path.write_bytes(b"\xff\xfe")
     for wrong in (path, tmp_path / "none.wgsl", tmp_path):
         with pytest.raises(KernelError, match=re.escape(str(wrong))):

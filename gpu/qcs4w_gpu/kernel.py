@@ -140,7 +140,7 @@ def read_kernel(path: str | os.PathLike[str], settings: KernelSettings = PLAIN) 
             raise KernelError(f"{path}: {'is no regular file' if path.exists() else 'cannot be read: no such file'}")
         if path.stat().st_size > _MOST_BYTES:
             raise KernelError(f"{path}: has {path.stat().st_size:,} bytes, expected {_MOST_BYTES:,} at most")
-        return parse_kernel(path.stem, path.read_text("utf-8"), settings)
+        return parse_kernel(path.stem, path.read_text("utf-8-sig"), settings)  # some editors begin a file with a mark
     except OSError as error:
         raise KernelError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
