@@ -17,6 +17,7 @@ from .report import carried_table, pack_document, pack_table, pack_warnings, plu
 @click.option(
     "--include", multiple=True, metavar="GLOB", help="Pack the matrices that match, in place of the default choice."
 )
+@click.option("--also", multiple=True, metavar="GLOB", help="Pack these too: a head, an embedding, a stack of experts.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave the tensors that match unpacked.")
 @click.option(
     "--transpose", multiple=True, metavar="GLOB", help="Pack these the other way round: the file has [in, out]."
@@ -42,6 +43,7 @@ def command(
     output: Path | None,
     tensors: tuple[str, ...],
     include: tuple[str, ...],
+    also: tuple[str, ...],
     exclude: tuple[str, ...],
     transpose: tuple[str, ...],
     no_transpose: tuple[str, ...],
@@ -86,7 +88,7 @@ def command(
         report = pack_file(
             source,
             output,
-            request=Request(tensors, include, exclude, transpose, no_transpose),
+            request=Request(tensors or None, include or None, exclude, transpose, no_transpose, also),
             packed_only=packed_only,
             max_shard_size=max_shard_size,
             restart=restart,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from .architecture import tied_names
 from .container_writer import ContainerWriter
 from .errors import SelectionError
 from .formats.detect import foreign_opener
@@ -79,8 +80,7 @@ class PackPlan:
         output: the file, or the folder, to make; None in a dry run without one.
         is_folder: the output is a folder of shards.
         shards: the files, in order; at least one.
-        carried: choices for all that is copied, or left out with `packed_only`.
-        dropped: choices for what is in no output, with the reason.
+        carried: choices for all that is copied, or left out: with `packed_only`, or because they say so themselves.
         options: what was asked for, as it can stand in JSON.
     """
 
@@ -89,7 +89,6 @@ class PackPlan:
     is_folder: bool
     shards: tuple[PlannedShard, ...]
     carried: tuple[Choice, ...]
-    dropped: tuple[Choice, ...]
     options: Mapping[str, object]
 
     @property
@@ -150,10 +149,10 @@ def plan_pack(
     _refuse_packed(source)
     request = request or Request()
     choices = choose(source, request)
-    carried = tuple(choice for choice in choices if choice.action == "carry")
+    carried = tuple(choice for choice in choices if choice.action != "pack")
     is_folder = bool(source.shards) or max_shard_size is not None
     taken = [c for c in choices if c.action == "pack" and not c.alias_of]
-    taken += [] if packed_only else carried
+    taken += [] if packed_only else [choice for choice in carried if choice.action == "carry"]
     entries = {choice.tensor.name: entry for choice, entry in _entries(choices, source)}
     refuse_twins(name for entry in entries.values() for name in (entry.name, *entry.aliases))
     if max_shard_size is not None:
@@ -179,7 +178,6 @@ def plan_pack(
         is_folder,
         shards,
         carried,
-        tuple(choice for choice in choices if choice.action not in ("pack", "carry")),
         {**vars(request), "max_shard_size": max_shard_size, "packed_only": packed_only},
     )
 
@@ -203,7 +201,7 @@ def _entries(choices: list[Choice], source: Source) -> Iterator[tuple[Choice, Pa
                 choice.in_features,
                 source_dtype=choice.tensor.dtype,
                 transposed=choice.transposed,
-                aliases=(*aliases.get(name, ()), *source.aliases_of(name)),
+                aliases=(*aliases.get(name, ()), *tied_names(source, name)),
                 stack=choice.stack,
             ),
         )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .errors import SelectionError, UnknownTensorError, UsageError
 from .files import check_target
+from .fp8_scales import find_scale, is_fp8_weight
 from .metadata import PackedEntry
 from .pack_finish import check_output, finish
 from .pack_plan import PackPlan, plan_pack
@@ -17,7 +18,7 @@ from .pack_shard import pack_shard
 from .pack_watch import PackedTensor, Step, Tally, Watch
 from .select import Choice, Request, did_you_mean
 from .sources import open_source
-from .weights import FLOAT_DTYPES, Source, split_stack
+from .weights import Source, split_stack
 from .work_folder import WorkFolder
 
 #: Called with the bytes of source just finished, the bytes to do in all, and the tensor's name.
@@ -32,8 +33,7 @@ class PackReport:
         source: the weight file or folder.
         output: the container or folder; in a dry run what would be made, or None.
         packed: in the source's order.
-        carried: choices for all that is copied as it is, or left out with `packed_only`.
-        dropped: choices for what is in no output, with the reason.
+        carried: choices for all that is copied as it is, or left out: with `packed_only`, or to be dropped.
         left_out: what the source holds besides tensors, described for people.
         shards: name and size in bytes of every file with tensors.
         source_nbytes: bytes of all tensors of the source.
@@ -46,7 +46,6 @@ class PackReport:
     output: Path | None
     packed: tuple[PackedTensor, ...]
     carried: tuple[Choice, ...]
-    dropped: tuple[Choice, ...]
     left_out: tuple[str, ...]
     shards: dict[str, int]
     source_nbytes: int
@@ -130,7 +129,6 @@ def _report(plan: PackPlan, packed: list[PackedTensor], *, is_dry_run: bool) -> 
         output=plan.output,
         packed=tuple(packed),
         carried=plan.carried,
-        dropped=plan.dropped,
         left_out=source.left_out,
         shards={shard.name: shard.nbytes for shard in plan.shards},
         source_nbytes=sum(tensor.nbytes for tensor in source.tensors.values()),
@@ -180,7 +178,9 @@ def source_weight(source: Source, entry: PackedEntry, rows: int | None = None) -
     if entry.stack and len(tensor.shape) == 3:
         parts = {part.name: part for part in split_stack(tensor)}
         tensor = parts.get(entry.name, tensor)
-    if len(tensor.shape) != 2 or tensor.dtype not in FLOAT_DTYPES:
+    if is_fp8_weight(tensor) and not tensor.is_float:
+        find_scale(source, tensor)  # says what is wrong with its scale
+    if len(tensor.shape) != 2 or not tensor.is_float:
         raise SelectionError(
             f"{source.path}: tensor '{name}' is {tensor.dtype} {list(tensor.shape)}, not a float matrix"
         )
