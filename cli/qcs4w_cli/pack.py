@@ -98,7 +98,7 @@ def command(
             watch=Watch(note=console.note),
         )
     console.answer(pack_table(report))
-    if report.carried and (dry_run or verbose):
+    if (report.carried or report.dropped) and (dry_run or verbose):
         console.answer("")
         console.answer(carried_table(report))
     for what in report.left_out:

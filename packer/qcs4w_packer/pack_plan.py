@@ -80,7 +80,8 @@ class PackPlan:
         output: the file, or the folder, to make; None in a dry run without one.
         is_folder: the output is a folder of shards.
         shards: the files, in order; at least one.
-        carried: choices for all that is copied, or left out: with `packed_only`, or because they say so themselves.
+        carried: choices for all that is copied, or left out with `packed_only`.
+        dropped: choices for what is in no output, with the reason.
         options: what was asked for, as it can stand in JSON.
     """
 
@@ -89,6 +90,7 @@ class PackPlan:
     is_folder: bool
     shards: tuple[PlannedShard, ...]
     carried: tuple[Choice, ...]
+    dropped: tuple[Choice, ...]
     options: Mapping[str, object]
 
     @property
@@ -149,10 +151,10 @@ def plan_pack(
     _refuse_packed(source)
     request = request or Request()
     choices = choose(source, request)
-    carried = tuple(choice for choice in choices if choice.action != "pack")
+    carried = tuple(choice for choice in choices if choice.action == "carry")
     is_folder = bool(source.shards) or max_shard_size is not None
     taken = [c for c in choices if c.action == "pack" and not c.alias_of]
-    taken += [] if packed_only else [choice for choice in carried if choice.action == "carry"]
+    taken += [] if packed_only else carried
     entries = {choice.tensor.name: entry for choice, entry in _entries(choices, source)}
     refuse_twins(name for entry in entries.values() for name in (entry.name, *entry.aliases))
     if max_shard_size is not None:
@@ -178,6 +180,7 @@ def plan_pack(
         is_folder,
         shards,
         carried,
+        tuple(choice for choice in choices if choice.action not in ("pack", "carry")),
         {**vars(request), "max_shard_size": max_shard_size, "packed_only": packed_only},
     )
 

@@ -33,7 +33,8 @@ class PackReport:
         source: the weight file or folder.
         output: the container or folder; in a dry run what would be made, or None.
         packed: in the source's order.
-        carried: choices for all that is copied as it is, or left out: with `packed_only`, or to be dropped.
+        carried: choices for all that is copied as it is, or left out with `packed_only`.
+        dropped: choices for what is in no output, with the reason.
         left_out: what the source holds besides tensors, described for people.
         shards: name and size in bytes of every file with tensors.
         source_nbytes: bytes of all tensors of the source.
@@ -46,6 +47,7 @@ class PackReport:
     output: Path | None
     packed: tuple[PackedTensor, ...]
     carried: tuple[Choice, ...]
+    dropped: tuple[Choice, ...]
     left_out: tuple[str, ...]
     shards: dict[str, int]
     source_nbytes: int
@@ -129,6 +131,7 @@ def _report(plan: PackPlan, packed: list[PackedTensor], *, is_dry_run: bool) -> 
         output=plan.output,
         packed=tuple(packed),
         carried=plan.carried,
+        dropped=plan.dropped,
         left_out=source.left_out,
         shards={shard.name: shard.nbytes for shard in plan.shards},
         source_nbytes=sum(tensor.nbytes for tensor in source.tensors.values()),

@@ -219,10 +219,10 @@ def _full_name(name: str, source: Source) -> str:
     """Let a module's name stand for its weight's, as the other commands do."""
     if name in source.tensors:
         return name
-    if name in source.unreadable:
-        raise SelectionError(f"{source.path}: tensor '{name}' cannot be packed: {source.unreadable[name]}")
     if f"{name}.weight" in source.tensors:
         return f"{name}.weight"
+    if name in source.unreadable:
+        raise SelectionError(f"{source.path}: tensor '{name}' cannot be packed: {source.unreadable[name]}")
     raise _unknown(source, name, f"no tensor '{name}'")
 
 
