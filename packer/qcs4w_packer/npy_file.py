@@ -97,7 +97,7 @@ def open_npz(path: Path) -> Source:
     try:
         archive = zipfile.ZipFile(path)
     except _ZIP_FAULTS as error:
-        raise SourceError(f"{path}: not a sound .npz file: {str(error):.200}") from None
+        raise SourceError(f"{path}: not a sound .npz file: {error!s:.200}") from None
     try:
         tensors: dict[str, SourceTensor] = {}
         left_out: list[str] = []
@@ -145,7 +145,7 @@ def _zip_faults(path: Path, member: str) -> Iterator[None]:
     try:
         yield
     except _ZIP_FAULTS as error:
-        raise SourceError(f"{path}: member '{member:.100}' cannot be read: {str(error):.200}") from None
+        raise SourceError(f"{path}: member '{member:.100}' cannot be read: {error!s:.200}") from None
 
 
 def _read_member(archive: zipfile.ZipFile, member: str, path: Path) -> NDArray[Any]:
@@ -165,7 +165,7 @@ def _read_header(
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, fortran, dtype = read(stream)
     except _HEADER_FAULTS as error:
-        raise SourceError(f"{where}: not a sound .npy file: {str(error):.200}") from None
+        raise SourceError(f"{where}: not a sound .npy file: {error!s:.200}") from None
     if len(shape) > 64 or any(size < 0 for size in shape):
         raise SourceError(f"{where}: shape {shape} is not one of an array")
     if dtype.hasobject:
