@@ -211,10 +211,10 @@ def pack_warnings(report: "PackReport") -> list[str]:
 
 def carried_table(report: "PackReport") -> Table:
     """Return what is not packed, and why."""
-    fate = "left out" if report.packed_only else "copied"
+    fates = {"drop": "left out", "carry": "left out" if report.packed_only else "copied"}
     rows = [
-        (c.tensor.name, c.tensor.dtype, str(list(c.tensor.shape)), size(c.tensor.nbytes), fate, c.reason)
-        for c in report.carried
+        (c.tensor.name, c.tensor.dtype, str(list(c.tensor.shape)), size(c.tensor.nbytes), fates[c.action], c.reason)
+        for c in (*report.carried, *report.dropped)
     ]
     return Table(("other tensor", "dtype", "shape", ">bytes", "fate", "reason"), rows)
 
@@ -253,9 +253,9 @@ def pack_document(report: "PackReport") -> dict[str, Any]:
                 "shape": list(choice.tensor.shape),
                 "nbytes": choice.tensor.nbytes,
                 "reason": choice.reason,
-                "left_out": report.packed_only,
+                "left_out": report.packed_only or choice.action == "drop",
             }
-            for choice in report.carried
+            for choice in (*report.carried, *report.dropped)
         ],
         "left_out": list(report.left_out),
     }

@@ -18,7 +18,7 @@ from .packing import source_weight
 from .safetensors_file import SafetensorsFile, open_for_reading
 from .select import did_you_mean
 from .sources import SUFFIXES, open_source
-from .weights import FLOAT_DTYPES, Source, SourceTensor
+from .weights import Source, SourceTensor
 
 _PACKED_DTYPES = ("U8", "I8", "I32", "U32")
 
@@ -125,7 +125,7 @@ def weight_of(
     if questioned.entry is not None:
         shape = (questioned.entry.out_features, questioned.entry.in_features)
         return source_weight(source, questioned.entry, sample_rows(*shape)), shape
-    matrices = [name for name, each in source.tensors.items() if len(each.shape) == 2 and each.dtype in FLOAT_DTYPES]
+    matrices = [name for name, each in source.tensors.items() if len(each.shape) == 2 and each.is_float]
     for name in (tensor, f"{tensor}.weight") if tensor is not None else ():
         if name in source.tensors:
             matrices = [name]
@@ -133,7 +133,7 @@ def weight_of(
         hint = did_you_mean(tensor, source.tensors) if tensor else "name one with --tensor"
         raise UnknownTensorError(f"{source.path}: holds {len(matrices)} float matrices, which is meant?", hint=hint)
     chosen = source.tensors[matrices[0]]
-    if len(chosen.shape) != 2 or chosen.dtype not in FLOAT_DTYPES:
+    if len(chosen.shape) != 2 or not chosen.is_float:
         raise SelectionError(
             f"{source.path}: '{chosen.name}' is {chosen.dtype} {list(chosen.shape)}, expected a float matrix [N, K]"
         )

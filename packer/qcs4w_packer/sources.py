@@ -5,6 +5,7 @@ from pathlib import Path
 
 from .checkpoint_index import is_index
 from .errors import SourceError
+from .fp8_scales import with_scales
 from .safetensors_file import SafetensorsFile, file_kind
 from .weights import Source, slot_tensor
 
@@ -26,11 +27,16 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     Args:
         path: a weight file, a checkpoint folder, or the index of one with several.
 
+    An fp8 weight with its scales beside it is read as floats.
+
     Raises:
         SourceError: no such file, an unknown suffix, or a file or folder that is not sound.
         UnsafePickleError: a .pt file that holds more than tensors.
     """
-    path = Path(path)
+    return with_scales(_open(Path(path)))
+
+
+def _open(path: Path) -> Source:
     kind = SUFFIXES.get(path.suffix.lower())
     found = file_kind(path)
     if found == "folder":

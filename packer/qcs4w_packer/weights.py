@@ -6,6 +6,7 @@ once for all formats. Bytes go into a container unchanged when a tensor is carri
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from .closing import Closing
 from .errors import NonFiniteError
+from .fp8 import Fp8Rows
 from .safetensors_file import DTYPE_BITS, Slot
 
 #: The name given to the tensor of a file that names none (.npy, or one bare tensor in a .pt).
@@ -39,6 +41,7 @@ class SourceTensor:
         storage: equal for tensors that are one and the same memory (tied weights), else None.
         file: the weight file that holds it; None where the source is one file.
         direction: what the file or its config says of a linear weight, "out-in" or "in-out"; None where they do not.
+        fp8: how codes of 8-bit floats become floats, where their scales are known.
     """
 
     name: str
@@ -48,6 +51,12 @@ class SourceTensor:
     storage: Hashable = None
     file: Path | None = None
     direction: Literal["out-in", "in-out"] | None = None
+    fp8: Fp8Rows | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its rows can be read as float32."""
+        return self.dtype in FLOAT_DTYPES or self.fp8 is not None
 
     @property
     def nbytes(self) -> int:
@@ -69,14 +78,27 @@ class SourceTensor:
             yield start, self.fetch(start, min(start + step, rows))
 
     def float_rows(self) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """Yield (first row, float32 rows of shape (n, K)) for a float tensor of any rank.
+        """Yield (first row, float32 rows of shape (n, K)) for a float tensor of any rank; fp8 is dequantized.
 
         Raises:
-            NonFiniteError: a finite float64 value is beyond float32.
+            NonFiniteError: a finite float64 value is beyond float32; a value of fp8 is not finite.
         """
-        for start, data in self.chunks():
-            columns = self.shape[-1] if self.shape else 1
-            yield start, widen(data, self.dtype, name=self.name, first_row=start, columns=columns)
+        rows = self.rows
+        step = max(1, _CHUNK_BYTES * rows // max(1, self.nbytes))
+        for start in range(0, rows if self.nbytes else 0, step):
+            yield start, self.floats(start, min(start + step, rows))
+
+    def floats(self, start: int, stop: int) -> NDArray[np.float32]:
+        """Return rows [start, stop) of a float tensor as float32, shape (n, K); any thread may ask.
+
+        Raises:
+            NonFiniteError: a finite float64 value is beyond float32; a value of fp8 is not finite.
+        """
+        data = self.fetch(start, stop)
+        if self.fp8 is not None:
+            return self.fp8(data, start)
+        columns = self.shape[-1] if self.shape else 1
+        return widen(data, self.dtype, name=self.name, first_row=start, columns=columns)
 
     def read_rows(self, stop: int) -> NDArray[np.float32]:
         """Return the first rows of a float matrix (N, K), as float32 (min(stop, N), K)."""
@@ -124,7 +146,15 @@ class Source(Closing):
 
     def aliases_of(self, name: str) -> list[str]:
         """Return a tensor's other names in the metadata, where safetensors.torch.save_model puts tied ones."""
-        return [alias for alias, owner in self.metadata.items() if owner == name and alias not in self.tensors]
+        return self._aliases.get(name, [])
+
+    @cached_property
+    def _aliases(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for alias, owner in self.metadata.items():
+            if owner in self.tensors and alias not in self.tensors:
+                found.setdefault(owner, []).append(alias)
+        return found
 
     def close(self) -> None:
         """Close the file; fetching afterwards is an error."""
@@ -164,7 +194,9 @@ def split_stack(tensor: SourceTensor) -> list[SourceTensor]:
         def fetch(start: int, stop: int) -> bytes:
             return tensor.fetch(first + start, first + stop)
 
-        return replace(tensor, name=f"{tensor.name}.{index}", shape=(rows, columns), fetch=fetch, storage=None)
+        name = f"{tensor.name}.{index}"
+        fp8 = tensor.fp8 and tensor.fp8.part(name, first)
+        return replace(tensor, name=name, shape=(rows, columns), fetch=fetch, storage=None, fp8=fp8)
 
     return [part(index) for index in range(experts)]
 
