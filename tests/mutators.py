@@ -14,6 +14,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import onnx
 import safetensors
 import torch
 from making import mutated, save_floats
@@ -283,6 +284,33 @@ def _ask_gguf(path: Path) -> Found:
         return None
 
 
+# ---- ONNX
+
+
+def _onnx(folder: Path) -> Path:
+    rng = np.random.default_rng(7)
+    inside, beside = (rng.standard_normal(shape, np.float32) for shape in ((4, 6), (5, 3)))
+    tensor = onnx.TensorProto(name="b.weight", data_type=1, dims=(5, 3), data_location=onnx.TensorProto.EXTERNAL)
+    for key, value in (("location", "a.data"), ("offset", "4"), ("length", "60")):
+        tensor.external_data.add(key=key, value=value)
+    nodes = [onnx.helper.make_node("Gemm", ["x", name], [name + "_y"], transB=1) for name in ("a.weight", "b.weight")]
+    graph = onnx.helper.make_graph(nodes, "g", [], [], [onnx.numpy_helper.from_array(inside, "a.weight"), tensor])
+    (folder / "a.onnx").write_bytes(onnx.helper.make_model(graph).SerializeToString())
+    (folder / "a.data").write_bytes(bytes(4) + beside.tobytes())
+    return folder / "a.onnx"
+
+
+def _ask_onnx(path: Path) -> Found:
+    found: dict[str, bytes] = {}
+    with contextlib.suppress(Exception), warnings.catch_warnings():  # of protobuf and onnx
+        warnings.simplefilter("ignore")
+        model = onnx.load_model(path, format="protobuf", load_external_data=False)
+        for tensor in model.graph.initializer:
+            with contextlib.suppress(Exception):  # a tensor by itself
+                found[tensor.name] = onnx.numpy_helper.to_array(tensor, str(path.parent)).tobytes()
+    return found
+
+
 @dataclass(frozen=True)
 class Format:
     """One kind of checkpoint.
@@ -308,6 +336,7 @@ FORMATS = {
     # torch refuses archives for records that nobody needs (.storage_alignment, version)
     "pt": Format(_pt, _damage_zip, _ask_torch, witness_decides=False),
     "legacy pt": Format(_legacy, _damage_bytes, _ask_torch),
+    "onnx": Format(_onnx, _damage_bytes, _ask_onnx),
     "gguf": Format(_gguf, _damage_bytes, _ask_gguf, witness_decides=False),
 }
 
