@@ -18,6 +18,7 @@ from ..errors import Qcs4wError, UsageError
 from ..files import check_folder, check_outside, check_target, replacing, replacing_folder, write_at, write_file
 from ..json_file import read_json
 from ..metadata import PackedEntry, bias_name
+from ..onnx_model import onnx_package
 from ..packed import PackedLinear
 from ..safetensors_file import Planned, file_kind
 from ..safetensors_writer import SafetensorsWriter
@@ -279,7 +280,7 @@ class OnnxTarget(Target):
         super().__init__(request)
         if fault := matmul_nbits.fault_of_block(request.block):
             raise UsageError(f"the block is {request.block}: {fault}")
-        self._onnx = matmul_nbits.onnx_package()
+        self._onnx = onnx_package()
 
     def encode(self, entry: PackedEntry, weight: PackedLinear, scales: NDArray[Any]) -> Arrays:
         """Return the node's inputs."""
