@@ -18,7 +18,7 @@ from .measure import QuantizationError, quantization_error
 from .metadata import PACKED, PackedEntry
 from .rowpack import pack_rows, refuse_non_finite
 from .safetensors_file import Planned
-from .select import Choice, Request, choose, did_you_mean
+from .select import Choice, Request, choose, did_you_mean, notices
 from .sources import open_source
 from .targets import EXECUTORCH_WEBGPU
 from .weights import Source, SourceTensor, split_stack
@@ -66,6 +66,7 @@ class PackReport:
         packed: in the file's order.
         carried: choices for all that is copied as it is, or left out: with `packed_only`, or to be dropped.
         left_out: what the source holds besides tensors, described for people.
+        notices: what was decided though nobody asked for it, described for people.
         source_nbytes: bytes of all tensors of the source.
         output_nbytes: size of the container.
         packed_only: what is carried has been left out.
@@ -77,6 +78,7 @@ class PackReport:
     packed: tuple[PackedTensor, ...]
     carried: tuple[Choice, ...]
     left_out: tuple[str, ...]
+    notices: tuple[str, ...]
     source_nbytes: int
     output_nbytes: int
     packed_only: bool
@@ -160,6 +162,7 @@ def pack_file(
             packed=tuple(results),
             carried=tuple(carried),
             left_out=source.left_out,
+            notices=tuple(notices(choices)),
             source_nbytes=sum(tensor.nbytes for tensor in source.tensors.values()),
             output_nbytes=writer.nbytes,
             packed_only=packed_only,
