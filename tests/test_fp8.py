@@ -257,7 +257,7 @@ def test_pack_uses_the_scales_up(tmp_path: Path) -> None:
     }  # fmt: skip
     path = saved(tmp_path, tensors)
     report = pack_file(path, tmp_path / "out.safetensors")
-    dropped = {c.tensor.name: c.reason for c in report.carried if c.action == "drop"}
+    dropped = {c.tensor.name: c.reason for c in report.dropped}
     assert dropped == {
         "a.weight_scale_inv": "used up: scale of a.weight", "a.input_scale": "used up: scale of a.weight",
         "b.weight_scale": "used up: scale of b.weight", "b.activation_scale": "used up: scale of b.weight",

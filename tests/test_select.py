@@ -64,6 +64,17 @@ SKIPPED = {
     "h.0.LN_f.weight": "norm",
     "mlp.router.weight": "router of experts",
     "mlp.shared_expert_gate.weight": "router of experts",
+    # GGUF
+    "token_embd.weight": "embedding",
+    "per_layer_token_embd.weight": "embedding",
+    "token_types.weight": "embedding",
+    "enc.blk.0.attn_rel_b.weight": "position bias",
+    "blk.0.attn_norm.weight": "norm",
+    "output.weight": "output head, packed on request",
+    "cls.output.weight": "output head, packed on request",
+    "blk.0.ffn_gate_inp.weight": "router of experts",
+    "blk.0.ffn_gate_inp_shexp.weight": "router of experts",
+    "blk.0.ssm_conv1d.weight": "convolution",
 }
 
 UNFIT: dict[str, tuple[str, Shape, str]] = {

@@ -102,7 +102,7 @@ class LayoutType(click.ParamType):  # type: ignore[type-arg]  # generic in recen
 
 
 class SizeType(click.ParamType):  # type: ignore[type-arg]
-    """A number of bytes: 134217728, 128MiB or 2GiB."""
+    """A number of bytes: 134217728, 128MiB, 2GiB, or 5GB of a thousand each."""
 
     name = "size"
 
@@ -110,10 +110,13 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]
         """Parse the text."""
         if isinstance(value, int):
             return value
-        found = re.fullmatch(r"([0-9]{1,15})(?: ?([KMG])iB)?", str(value))
+        found = re.fullmatch(r"([0-9]{1,15})(?: ?([KMGT])(i?)B)?", str(value))
         if not found or not int(found[1]):
-            self.fail(f"'{value:.40}' is not a size such as 128MiB or 134217728", param, ctx)
-        return int(found[1]) << {None: 0, "K": 10, "M": 20, "G": 30}[found[2]]
+            self.fail(f"'{value:.40}' is not a size such as 5GB, 128MiB or 134217728", param, ctx)
+        nbytes, unit = int(found[1]), 1024 if found[3] else 1000
+        for _ in range(" KMGT".index(found[2] or " ")):
+            nbytes *= unit
+        return nbytes
 
 
 def blob_options(*, layout: bool = True) -> Decorator:

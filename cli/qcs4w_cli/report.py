@@ -214,7 +214,7 @@ def carried_table(report: "PackReport") -> Table:
     fates = {"drop": "left out", "carry": "left out" if report.packed_only else "copied"}
     rows = [
         (c.tensor.name, c.tensor.dtype, str(list(c.tensor.shape)), size(c.tensor.nbytes), fates[c.action], c.reason)
-        for c in report.carried
+        for c in (*report.carried, *report.dropped)
     ]
     return Table(("other tensor", "dtype", "shape", ">bytes", "fate", "reason"), rows)
 
@@ -255,7 +255,7 @@ def pack_document(report: "PackReport") -> dict[str, Any]:
                 "reason": choice.reason,
                 "left_out": report.packed_only or choice.action == "drop",
             }
-            for choice in report.carried
+            for choice in (*report.carried, *report.dropped)
         ],
         "left_out": list(report.left_out),
         "notices": list(report.notices),

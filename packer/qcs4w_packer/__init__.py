@@ -25,6 +25,10 @@ from .errors import (
 from .measure import QuantizationError
 from .metadata import PackedEntry
 from .nibbles import LAYOUTS, Layout, pack_codes, unpack_codes
+from .pack_finish import finish
+from .pack_plan import PackPlan, PlannedShard, plan_pack
+from .pack_shard import pack_shard
+from .pack_watch import PackedTensor, Step, Tally, Watch
 from .packed import PackedLinear
 from .packed_file import PackedFile
 from .packed_sources import open_packed
@@ -36,6 +40,7 @@ from .readings import Reading, readings
 from .rowpack import pack_weight
 from .select import Request
 from .sources import open_source
+from .work_folder import WorkFolder
 
 __all__ = [
     "LAYOUTS",
@@ -49,10 +54,13 @@ __all__ = [
     "LossyError",
     "NonFiniteError",
     "OutputError",
+    "PackPlan",
     "PackReport",
     "PackedEntry",
     "PackedFile",
     "PackedLinear",
+    "PackedTensor",
+    "PlannedShard",
     "PteCall",
     "PteConstant",
     "PteFile",
@@ -62,18 +70,25 @@ __all__ = [
     "Request",
     "SelectionError",
     "SourceError",
+    "Step",
+    "Tally",
     "UnknownTensorError",
     "UnsafePickleError",
     "UsageError",
+    "Watch",
+    "WorkFolder",
     "__version__",
     "dequantize",
     "diff_files",
+    "finish",
     "load_packed",
     "open_packed",
     "open_source",
     "pack_codes",
     "pack_file",
+    "pack_shard",
     "pack_weight",
+    "plan_pack",
     "quantize",
     "readings",
     "save_container",

@@ -42,7 +42,7 @@ def replacing(
         part = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.part"
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
     try:
         try:
             yield fd
@@ -51,9 +51,9 @@ def replacing(
             os.fsync(fd)
         finally:
             os.close(fd)
-        _publish(part, path, force)
+        publish(part, path, force)
     except OSError as error:
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
     finally:
         with contextlib.suppress(FileNotFoundError):
             part.unlink()
@@ -110,7 +110,7 @@ def replacing_folder(
             part.mkdir()
             yield part
             for file in part.iterdir():
-                _flush(file)
+                flush(file)
             try:
                 if path.is_dir() and any(path.iterdir()):
                     check_folder(path, force=force, is_ours=is_ours, sources=sources)  # it may have appeared meanwhile
@@ -120,14 +120,14 @@ def replacing_folder(
                 if old.is_dir() and not path.exists():
                     old.rename(path)
                 raise
-            _flush(path.parent)
+            flush(path.parent)
         finally:
             shutil.rmtree(part, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
     except OutputError as error:  # of a file in it, by the name that it had for the time being
         raise OutputError(str(error).replace(str(part), str(path)), hint=error.hint) from None
     except OSError as error:
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
 
 
 def check_folder(
@@ -203,7 +203,7 @@ def write_file(
         write_at(fd, data, 0)
 
 
-def _publish(part: Path, path: Path, force: bool) -> None:
+def publish(part: Path, path: Path, force: bool) -> None:
     """Give the finished file its name; without force not even a file that has just appeared is replaced."""
     if force:
         part.replace(path)
@@ -216,10 +216,10 @@ def _publish(part: Path, path: Path, force: bool) -> None:
             if path.exists():
                 raise OutputError(f"{path}: has appeared meanwhile", hint="--force replaces it") from None
             part.replace(path)
-    _flush(path.parent)
+    flush(path.parent)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Write a file or folder through to the disk; some file systems cannot flush a folder."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY)
@@ -229,6 +229,7 @@ def _flush(path: Path) -> None:
             os.close(fd)
 
 
-def _cannot_write(path: Path, error: OSError) -> OutputError:
+def cannot_write(path: Path, error: OSError, detail: str = "") -> OutputError:
+    """Return the error of an output that the system has refused; `detail` says how much was missing."""
     hint = "make room, or write elsewhere with -o" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
-    return OutputError(f"{path}: cannot be written: {error.strerror or error}; nothing was changed", hint=hint)
+    return OutputError(f"{path}: cannot be written: {error.strerror or error}{detail}; nothing was changed", hint=hint)

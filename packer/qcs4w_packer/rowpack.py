@@ -1,5 +1,6 @@
 """Float rows -> packed bytes and scales, in blocks that stay in the processor's cache."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,15 @@ class PackedRows:
     floored: NDArray[np.bool_]
 
 
+class _Buffers:
+    """Room for one block, used again for the next: fresh memory costs as much as the arithmetic."""
+
+    def __init__(self, rows: int, in_features: int):
+        self.scaled = np.empty((rows, in_features), np.float32)
+        self.rounded = np.empty_like(self.scaled)
+        self.codes = np.empty(self.scaled.shape, np.int8)
+
+
 def pack_rows(weight: NDArray[np.float32], *, name: str = "weight", first_row: int = 0) -> PackedRows:
     """Quantize and pack rows of one weight.
 
@@ -45,38 +55,68 @@ def pack_rows(weight: NDArray[np.float32], *, name: str = "weight", first_row: i
     Raises:
         NonFiniteError: a value is NaN or infinite; ExecuTorch's own packer lets it through.
     """
-    rows, in_features = weight.shape
-    packed = np.empty((rows, packed_width(in_features)), np.uint8)
-    scales = np.empty(rows, np.float32)
-    error_squares, weight_squares = np.empty(rows), np.empty(rows)
-    floored = np.empty(rows, np.bool_)
+    return pack_read_rows(
+        lambda start, stop: weight[start - first_row : stop - first_row],
+        (len(weight), weight.shape[1]),
+        name=name,
+        first_row=first_row,
+    )
 
+
+def pack_read_rows(
+    read: Callable[[int, int], NDArray[np.float32]], shape: tuple[int, int], *, name: str = "weight", first_row: int = 0
+) -> PackedRows:
+    """Quantize and pack rows that are read block by block, each while it is still in the processor's cache.
+
+    Args:
+        read: (start, stop) -> these rows of the tensor, float32 (stop - start, K).
+        shape: n, K.
+        name: tensor name, for messages.
+        first_row: the first of the n rows.
+
+    Raises:
+        NonFiniteError: a value is NaN or infinite.
+    """
+    rows, in_features = shape
+    made = PackedRows(
+        np.empty((rows, packed_width(in_features)), np.uint8),
+        np.empty(rows, np.float32),
+        np.empty(rows),
+        np.empty(rows),
+        np.empty(rows, np.bool_),
+    )
     step = max(1, _BLOCK_ELEMENTS // in_features)
-    scaled_buffer = np.empty((min(step, rows), in_features), np.float32)
-    rounded_buffer = np.empty_like(scaled_buffer)
-    codes_buffer = np.empty(scaled_buffer.shape, np.int8)
+    buffers = _Buffers(min(step, rows), in_features)
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
-        block = weight[part]
-        count = block.shape[0]
-        scaled, rounded, codes = scaled_buffer[:count], rounded_buffer[:count], codes_buffer[:count]
+        block = read(first_row + part.start, first_row + part.stop)
+        _pack_block(block, made, part, buffers, name=name, first_row=first_row)
+    return made
 
-        absmax = row_absmax(block)
-        if not np.isfinite(absmax).all():
-            refuse_non_finite(block, name=name, first_row=first_row + start)
-        scales[part] = row_scales(absmax)
-        scaled_rows(block, scales[part], out=scaled)
-        round_codes(scaled, out=rounded)
-        np.copyto(codes, rounded, casting="unsafe")
-        pack_codes_into(codes, packed[part])
 
-        at_floor = scales[part] == SCALE_FLOOR
-        floored[part] = at_floor & (absmax > 0)
-        error_squares[part], weight_squares[part] = _square_sums(scaled, rounded, scales[part])
-        if at_floor.any():  # there the squares of scaled values can underflow
-            sums = row_square_sums(block[at_floor], dequantize(codes[at_floor], scales[part][at_floor]))
-            error_squares[part][at_floor], weight_squares[part][at_floor] = sums
-    return PackedRows(packed, scales, error_squares, weight_squares, floored)
+def _pack_block(
+    block: NDArray[np.float32], made: PackedRows, part: slice, buffers: _Buffers, *, name: str, first_row: int
+) -> None:
+    """Pack a block into its part of the rows."""
+    count = block.shape[0]
+    scaled, rounded, codes = buffers.scaled[:count], buffers.rounded[:count], buffers.codes[:count]
+    absmax = row_absmax(block)
+    if not np.isfinite(absmax).all():
+        refuse_non_finite(block, name=name, first_row=first_row + part.start)
+    scales = made.scales[part]
+    scales[:] = row_scales(absmax)
+    scaled_rows(block, scales, out=scaled)
+    round_codes(scaled, out=rounded)
+    np.copyto(codes, rounded, casting="unsafe")
+    pack_codes_into(codes, made.packed[part])
+
+    at_floor = scales == SCALE_FLOOR
+    made.floored[part] = at_floor & (absmax > 0)
+    errors, weights = made.error_squares[part], made.weight_squares[part]
+    errors[:], weights[:] = _square_sums(scaled, rounded, scales)
+    if at_floor.any():  # there the squares of scaled values can underflow
+        sums = row_square_sums(block[at_floor], dequantize(codes[at_floor], scales[at_floor]))
+        errors[at_floor], weights[at_floor] = sums
 
 
 def pack_weight(weight: NDArray[np.floating], *, name: str = "weight") -> PackedLinear:

@@ -34,7 +34,11 @@ SKIP_RULES = (
     Rule("*wte.weight", "embedding"),
     Rule("*wpe.weight", "embedding"),
     Rule("*shared.weight", "embedding"),
+    Rule("*_embd*", "embedding"),  # GGUF's names: token_embd, position_embd, …
+    Rule("token_types.weight", "embedding"),
     Rule("*relative_attention_bias*", "position bias"),
+    Rule("*attn_rel_b.weight", "position bias"),
+    Rule("*ssm_conv1d*", "convolution"),
     Rule("*norm.weight", "norm"),
     Rule("*norm?.weight", "norm"),
     Rule("*ln_?.weight", "norm"),
@@ -42,9 +46,11 @@ SKIP_RULES = (
     Rule("head.weight", _HEAD),
     Rule("*.head.weight", _HEAD),
     Rule("output.weight", _HEAD),
+    Rule("cls.output.weight", _HEAD),
     Rule("*.router.weight", _ROUTER),
     Rule("*.router.layer.weight", _ROUTER),
     Rule("*.shared_expert_gate.weight", _ROUTER),
+    Rule("*.ffn_gate_inp*.weight", _ROUTER),  # GGUF
 )
 
 _ANY_RULE = re.compile("|".join(translate(rule.pattern) for rule in SKIP_RULES))  # one look for most names
@@ -227,6 +233,8 @@ def _full_name(name: str, source: Source) -> str:
         return name
     if f"{name}.weight" in source.tensors:
         return f"{name}.weight"
+    if name in source.unreadable:
+        raise SelectionError(f"{source.path}: tensor '{name}' cannot be packed: {source.unreadable[name]}")
     raise _unknown(source, name, f"no tensor '{name}'")
 
 
@@ -428,7 +436,8 @@ def _nothing_to_pack(source: Source, choices: Sequence[Choice]) -> SelectionErro
     matrices = [c for c in choices if _unfit(c.tensor) is None]
     if not matrices:
         kinds = ", ".join(f"'{c.tensor.name}' ({c.reason})" for c in choices[:3]) or "no tensors at all"
-        return SelectionError(f"{source.path}: nothing to pack: no float matrix among {kinds}")
+        beside = f"the file also has {source.left_out[-1]}" if source.unreadable else None
+        return SelectionError(f"{source.path}: nothing to pack: no float matrix among {kinds}", hint=beside)
     listed = ", ".join(f"'{c.tensor.name}' ({c.reason})" for c in matrices[:3])
     more = f" and {len(matrices) - 3} more" if len(matrices) > 3 else ""
     return SelectionError(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from .closing import Closing
 from .errors import NonFiniteError
 from .fp8 import Fp8Rows
-from .safetensors_file import DTYPE_BITS, SafetensorsFile, Slot
+from .safetensors_file import DTYPE_BITS, Slot
 
 #: The name given to the tensor of a file that names none (.npy, or one bare tensor in a .pt).
 NAMELESS = "weight"
@@ -126,6 +126,7 @@ class Source(Closing):
         metadata: the file's own string metadata (safetensors only).
         nameless: the file names no tensor; its only one is called NAMELESS here.
         left_out: what the file holds besides tensors that a container can hold, described for people.
+        unreadable: tensors that it names and whose floats it does not have, with the reason.
         shards: the weight files of a folder, in order; empty where the source is one file.
         beside: what else a checkpoint needs and is carried along with a folder (config.json, tokenizer files).
         config: what config.json says; empty without one.
@@ -137,6 +138,7 @@ class Source(Closing):
     metadata: dict[str, str] = field(default_factory=dict)
     nameless: bool = False
     left_out: tuple[str, ...] = ()
+    unreadable: Mapping[str, str] = field(default_factory=dict)
     shards: tuple[Path, ...] = ()
     beside: tuple[Path, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -159,7 +161,14 @@ class Source(Closing):
         self.closer()
 
 
-def slot_tensor(file: SafetensorsFile, name: str, slot: Slot) -> SourceTensor:
+class Readable(Protocol):
+    """A file that can be read at an offset."""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Read exactly `nbytes` bytes."""
+
+
+def slot_tensor(file: Readable, name: str, slot: Slot) -> SourceTensor:
     """Make one slot of an open safetensors file readable by rows."""
     row_nbytes = slot.nbytes // max(1, _row_count(slot.dtype, slot.shape))
 

@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from ..container_writer import ContainerWriter
 from ..errors import Qcs4wError, UsageError
 from ..files import check_folder, check_outside, check_target, replacing, replacing_folder, write_at, write_file
+from ..json_file import read_json
 from ..metadata import PackedEntry, bias_name
 from ..packed import PackedLinear
 from ..safetensors_file import Planned, file_kind
 from ..safetensors_writer import SafetensorsWriter
 from ..weights import FLOAT_DTYPES, SourceTensor
 from . import compressed_tensors, matmul_nbits, pairs, q4gsw
-from .checkpoint import CONFIG, read_json
+from .checkpoint import CONFIG
 
 SCALE_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2")}
 _SAFETENSORS_NAMES = {"f32": "F32", "f16": "F16"}
