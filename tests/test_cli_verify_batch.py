@@ -272,6 +272,11 @@ def test_thresholds_of_the_quantization_error(packed_file: Path, checkpoint: Pat
     assert [r["max_quant_error"] for r in document["results"]] == [0.5, 0.01]
     assert [r["exceeds_quant_error"] for r in document["results"]] == [False, True]
     assert "no tensor fits '*.9.*'" in qcs4w(*arguments, "--max-quant-error", "*.9.*=0.01").err
+    document = qcs4w(
+        *arguments, "--max-quant-error", r"re:.*\.1\..*=0.01", "--max-quant-error", "0.5", "--json"
+    ).document
+    assert [r["max_quant_error"] for r in document["results"]] == [0.5, 0.01]
+    assert "unterminated" in qcs4w.refused(*arguments, "--max-quant-error", "re:(=0.01")
 
 
 def test_thresholds_for_the_lines_of_a_manifest(

@@ -258,6 +258,7 @@ def pack_document(report: "PackReport") -> dict[str, Any]:
             for choice in (*report.carried, *report.dropped)
         ],
         "left_out": list(report.left_out),
+        "notices": list(report.notices),
     }
 
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -26,7 +25,7 @@ class Thresholds:
 
     Attributes:
         general: of every tensor, or None.
-        by_pattern: (glob of names, threshold); the last one that fits a name counts, before `general`.
+        by_pattern: (glob or `re:` of names, threshold); the last one that fits a name counts, before `general`.
     """
 
     general: float | None = None
@@ -37,11 +36,17 @@ class Thresholds:
 
     def of(self, name: str) -> float | None:
         """Return the threshold of a tensor."""
-        return next((value for glob_, value in reversed(self.by_pattern) if fnmatchcase(name, glob_)), self.general)
+        from qcs4w_packer.name_patterns import find_names
+
+        return next(
+            (limit for pattern, limit in reversed(self.by_pattern) if find_names([name], pattern)), self.general
+        )
 
     def unused(self, names: Sequence[str]) -> list[str]:
         """Return the patterns that fit none of these names."""
-        return [pattern for pattern, _ in self.by_pattern if not any(fnmatchcase(name, pattern) for name in names)]
+        from qcs4w_packer.name_patterns import find_names
+
+        return [pattern for pattern, _ in self.by_pattern if not find_names(names, pattern)]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase, translate
 from itertools import islice
@@ -167,6 +167,18 @@ def choose(source: Source, request: Request | None = None) -> list[Choice]:
     return _mark_tied(choices)
 
 
+def notices(choices: Iterable[Choice]) -> list[str]:
+    """Return what was decided though nobody asked for it, each kind once."""
+    found: dict[str, dict[str, None]] = {}  # a stack once
+    for choice in choices:
+        if choice.notice:
+            found.setdefault(choice.notice, {})[choice.stack or choice.tensor.name] = None
+    return [
+        f"transposed: {why}: '{next(iter(names))}'" + f" and {len(names) - 1:,} more" * (len(names) > 1)
+        for why, names in found.items()
+    ]
+
+
 def did_you_mean(name: str, known: Collection[str]) -> str | None:
     """Return a hint that names the known names closest to `name`, or None."""
     if len(known) > _MOST_COMPARED or len(name) > _LONGEST_COMPARED:  # comparing takes the product of the lengths
@@ -317,7 +329,7 @@ def _directed(choice: Choice, source: Source, asked: _Asked) -> Choice:
             hint=f"say which it is: --transpose '{name}' or --no-transpose '{name}'",
         )
     reason = choice.reason if said.why in choice.reason else f"{choice.reason}; {said.why}"
-    return replace(choice, transposed=True, reason=f"{reason}; transposed", notice=said.why)
+    return replace(choice, transposed=True, reason=reason, notice=said.why)
 
 
 def _split(choice: Choice, source: Source) -> list[Choice]:
