@@ -40,6 +40,8 @@ from .readings import Reading, readings
 from .rowpack import pack_weight
 from .select import Request
 from .sources import open_source
+from .unpack import UnpackReport, unpack_file
+from .unpack_plan import UnpackRequest
 from .work_folder import WorkFolder
 
 __all__ = [
@@ -73,6 +75,8 @@ __all__ = [
     "Step",
     "Tally",
     "UnknownTensorError",
+    "UnpackReport",
+    "UnpackRequest",
     "UnsafePickleError",
     "UsageError",
     "Watch",
@@ -93,4 +97,5 @@ __all__ = [
     "readings",
     "save_container",
     "unpack_codes",
+    "unpack_file",
 ]

@@ -1,8 +1,9 @@
 """The qcs4w container: a safetensors file that any tool can open, and that says how its bytes are to be read."""
 
+import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from .errors import ContainerError
 from .metadata import METADATA_KEY, PACKED, SCALE, SHAPE, VERSION, PackedEntry, entry_from_json
 from .nibbles import EVEN_HIGH, OFFSET, packed_width
 from .packed import PackedLinear
-from .packed_file import PackedFile
+from .packed_file import PackedFile, sha256_faults
 from .safetensors_file import METADATA_NAME, SafetensorsFile, no_duplicates
 from .weights import SourceTensor, slot_tensor
 
@@ -92,6 +93,20 @@ class Container(PackedFile):
         fetch = self.carried_tensor(entry.name + PACKED).fetch
         width = packed_width(entry.in_features)
         return lambda start, stop: np.frombuffer(fetch(start, stop), np.uint8).reshape(-1, width)
+
+    def checked_rows(
+        self, entry: PackedEntry, step: int
+    ) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.float32]]]:
+        """Yield (first row, packed rows, their scales) of a tensor, of which no more than `step` rows are held."""
+        scales = self.scales(entry)
+        if odd := self.odd_scales(entry):
+            raise ContainerError(f"{self.path}: {odd[0]}, expected a finite number")
+        read, digest = self.row_reader(entry), hashlib.sha256()
+        for start in range(0, entry.out_features, step):
+            packed = read(start, min(start + step, entry.out_features))
+            digest.update(packed.data)
+            yield start, packed, scales[start : start + step]
+        self.refuse_digests(sha256_faults(entry, digest.hexdigest(), hashlib.sha256(scales.data).hexdigest()))
 
     def read(self, stored_name: str) -> bytes:
         """Read the bytes of a tensor by its name in the safetensors file."""
