@@ -68,8 +68,8 @@ def test_values_that_vanish_are_a_warning(tmp_path: Path, qcs4w: CommandLine) ->
 @pytest.mark.parametrize(
     ("args", "message", "hint"),
     [
-        ([], "there is no output", "-o OUT.safetensors"),
-        (["-o", "out"], "out: floats are written to a .safetensors file", "-o out.safetensors"),
+        ([], "there is no output", "-o OUT,"),
+        (["-o", "out"], "out: the floats of one file are written to a .safetensors file", "-o out.safetensors"),
         (["-o", "out.safetensors", "--tensor", "layers.9.fc"], "no packed tensor 'layers.9.fc'", "did you mean"),
         (["-o", "out.safetensors", "--include", "nothing*"], "--include 'nothing*' matches no packed tensor", ""),
         (["-o", "out.safetensors", "--dtype", "fp8"], "Invalid value for '--dtype'", "qcs4w unpack --help"),

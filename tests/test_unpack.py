@@ -1,7 +1,7 @@
 """unpack_file: floats that are code · scale to the bit, in the shape that their source had, and nothing but that."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from making import leftovers, poke, run_python, write_safetensors
+from packed_folders import write_container
 from safetensors import safe_open
 from safetensors.torch import load_file
 
@@ -33,13 +34,10 @@ from qcs4w_packer import (
     save_container,
     unpack_file,
 )
-from qcs4w_packer.container_writer import ContainerWriter
-from qcs4w_packer.files import replacing
 from qcs4w_packer.metadata import PackedEntry
 from qcs4w_packer.narrow import STORAGE, narrow
 from qcs4w_packer.quantize import dequantize
 from qcs4w_packer.rowunpack import dequantize_packed
-from qcs4w_packer.safetensors_file import Planned
 
 TORCH = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -57,26 +55,6 @@ def oracle(packed: PackedLinear) -> np.ndarray:
 def random_packed(rng: np.random.Generator, out_features: int, in_features: int) -> PackedLinear:
     """A weight of every code, packed."""
     return pack_weight(rng.standard_normal((out_features, in_features), np.float32))
-
-
-def write_container(
-    path: Path,
-    tensors: Iterable[tuple[PackedEntry, PackedLinear]],
-    carried: Mapping[str, tuple[str, tuple[int, ...], bytes]] | None = None,
-    metadata: Mapping[str, str] | None = None,
-) -> Path:
-    """Write a container whose entries say what the test wants."""
-    tensors, carried = list(tensors), carried or {}
-    planned = [Planned(name, dtype, shape) for name, (dtype, shape, _) in carried.items()]
-    writer = ContainerWriter([entry for entry, _ in tensors], planned, metadata)
-    with replacing(path) as fd:
-        writer.begin(fd)
-        for entry, packed in tensors:
-            writer.write_rows(entry.name, 0, packed.packed, packed.scales)
-        for name, (_, _, data) in carried.items():
-            writer.write_carried(name, 0, data)
-        writer.finish()
-    return path
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (5, 3), (3, 10), (7, 1), (113, 129), (64, 64), (2, 300_001)])

@@ -7,7 +7,7 @@ import click
 
 from .console import Console
 from .main import COMMANDS
-from .options import PATH, blob_options, common_options, force_option
+from .options import PATH, SizeType, blob_options, common_options, force_option
 from .report import Table, plural, size
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ _DTYPES = ("f32", "f16", "bf16", "source")
 
 @click.command("unpack", short_help=COMMANDS["unpack"])
 @click.argument("packed", type=PATH)
-@click.option("-o", "--output", type=PATH, help="The weight file to make (.safetensors).")
+@click.option("-o", "--output", type=PATH, help="The .safetensors file to make, or of a packed folder the folder.")
 @click.option(
     "--dtype",
     type=click.Choice(_DTYPES),
@@ -28,6 +28,12 @@ _DTYPES = ("f32", "f16", "bf16", "source")
 @click.option("--tensor", "tensors", multiple=True, metavar="NAME", help="Unpack this tensor only. Repeatable.")
 @click.option("--include", multiple=True, metavar="GLOB", help="Unpack the tensors that match, in place of all.")
 @click.option("--exclude", multiple=True, metavar="GLOB", help="Leave the tensors that match out.")
+@click.option(
+    "--max-shard-size",
+    type=SizeType(),
+    metavar="SIZE",
+    help="Write a folder of files of at most so many bytes, as 5GiB.  [default: the shards of PACKED]",
+)
 @click.option("--packed-only", is_flag=True, help="Do not copy the other tensors (biases, norms, …) along.")
 @click.option("-n", "--dry-run", is_flag=True, help="Show what would be written; reads no weight.")
 @blob_options()
@@ -40,6 +46,7 @@ def command(
     tensors: tuple[str, ...],
     include: tuple[str, ...],
     exclude: tuple[str, ...],
+    max_shard_size: int | None,
     packed_only: bool,
     dry_run: bool,
     blob: "Blob | None",
@@ -50,9 +57,11 @@ def command(
 ) -> int:
     """Write packed linears as float weights again, code · scale, for any tool that needs them.
 
-    PACKED is anything that holds packed linears: a container, a .pte, a layout of another tool, raw bytes (--shape).
-    All that lies beside the packed tensors goes along byte for byte. Weights that were packed the other way round are
-    turned back, stacks of experts are put together again, and a weight with several names is written under each.
+    PACKED is anything that holds packed linears: a container, a folder of them, a .pte, a layout of another tool, raw
+    bytes (--shape). All that lies beside the packed tensors goes along byte for byte. Weights that were packed the
+    other way round are turned back, stacks of experts are put together again, and a weight with several names is
+    written under each. A folder becomes a folder, shard by shard, with its index, config and tokenizer files; with
+    -o OUT.safetensors everything goes into one file.
 
     The floats are the dequantized weights, not those from before packing. float32 holds them exactly; what rounding to
     another dtype costs is told for each tensor.
@@ -67,18 +76,12 @@ def command(
 
     console = Console("unpack", as_json, quiet)
     if output is None and not dry_run:
-        raise UsageError(
-            "there is no output", hint="say where to with -o OUT.safetensors, or look first with --dry-run"
-        )
-    if output is not None and output.suffix.lower() != ".safetensors":
-        raise UsageError(
-            f"{output}: floats are written to a .safetensors file", hint=f"-o {output.with_suffix('.safetensors')}"
-        )
+        raise UsageError("there is no output", hint="say where to with -o OUT, or look first with --dry-run")
     with console.progress("unpacking", unit_bytes=True, wanted=not dry_run) as progress:
         report = unpack_file(
             packed,
             output,
-            request=UnpackRequest(dtype, tensors, include, exclude, packed_only),
+            request=UnpackRequest(dtype, tensors, include, exclude, packed_only, max_shard_size),
             blob=blob,
             force=force,
             dry_run=dry_run,
@@ -98,7 +101,8 @@ def command(
         console.note(note)
     console.answer(
         f"\n{'would unpack' if dry_run else 'unpacked'} {plural(len(report.tensors), 'tensor')}, "
-        f"{plural(len(report.carried), 'other')} copied; {size(report.output_nbytes)}; "
+        f"{plural(len(report.carried), 'other')} copied; {size(report.output_nbytes)}"
+        + (f" in {len(report.files):,} files; " if len(report.files) > 1 else "; ")
         + (f"wrote {report.output}" if not dry_run else "dry run, nothing was written")
     )
     console.document({"dtype": dtype, **_document(report)}, 0)
@@ -147,6 +151,7 @@ def _document(report: "UnpackReport") -> dict[str, Any]:
             for result in report.tensors
         ],
         "carried": list(report.carried),
+        "beside": list(report.beside),
         "left_out": list(report.left_out),
         "notes": list(report.notes),
     }

@@ -1,35 +1,22 @@
-"""unpack: packed linears -> a weight file of floats, block by block, for any tool that needs them."""
+"""unpack: packed linears -> weight files of floats, block by block, for any tool that needs them."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ._version import __version__
 from .blob_file import Blob
 from .errors import UsageError
-from .files import check_outside, check_target, replacing
-from .metadata import METADATA_KEY, PackedEntry
-from .narrow import Rounding, narrow
+from .metadata import PackedEntry
+from .narrow import Rounding
 from .packed_file import PackedFile
 from .packed_sources import open_packed
-from .rowunpack import dequantize_packed
-from .safetensors_file import Planned
-from .safetensors_writer import SafetensorsWriter
+from .unpack_beside import Beside, beside_of
+from .unpack_files import files_of_folder, one_file
+from .unpack_job import Job, Progress
+from .unpack_place import Place
 from .unpack_plan import FloatTensor, UnpackRequest, plan_tensors
-
-#: Called with the bytes just written, the bytes to write in all, and the tensor's name.
-Progress = Callable[[int, int, str], None]
-
-#: Says in a file's metadata that its weights have been 4-bit codes, so that nobody takes them for the originals.
-UNPACKED_KEY = "qcs4w_unpacked"
-
-# 1 MiB of float32, which stays in the processor's cache.
-_BLOCK_ELEMENTS = 256 * 1024
+from .weights import SourceTensor
 
 
 @dataclass(frozen=True)
@@ -43,7 +30,7 @@ class UnpackedTensor:
     """
 
     tensor: FloatTensor
-    file: str | None = None
+    file: str | None
     rounding: Rounding | None = None
 
 
@@ -53,10 +40,11 @@ class UnpackReport:
 
     Attributes:
         source: what was read.
-        output: the file made; in a dry run the file that would be made, or None.
+        output: the file or folder made; in a dry run that would be made, or None.
         source_format: a format's name.
-        tensors: in the order of the file.
+        tensors: in the order of the files.
         carried: names of the other tensors that went along, byte for byte.
+        beside: names of the files that went along beside the weights of a folder.
         left_out: what did not, described for people.
         notes: what a user should know.
         files: names of the weight files.
@@ -70,6 +58,7 @@ class UnpackReport:
     source_format: str
     tensors: tuple[UnpackedTensor, ...]
     carried: tuple[str, ...]
+    beside: tuple[str, ...]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
     files: tuple[str, ...]
@@ -91,8 +80,9 @@ def unpack_file(
     """Write packed linears as float weights: code · scale, rounded once in float32, then to the dtype asked for.
 
     Args:
-        path: any file of packed linears.
-        output: the .safetensors file to make; may be None in a dry run.
+        path: any file of packed linears, or a folder.
+        output: a .safetensors file for everything, or a folder: of the shards that a packed folder has, with an index
+            and what lies beside them. May be None in a dry run.
         request: what to unpack, and to which dtype; by default all, to float32, which holds every value exactly.
         blob: what is known of raw bytes.
         force: replace an output that is there.
@@ -107,110 +97,46 @@ def unpack_file(
     request = request or UnpackRequest()
     if output is None and not dry_run:
         raise UsageError("output may be None in a dry run only")
+    path = Path(path)
     with open_packed(path, blob) as file:
         if not file.has_scales:
             raise UsageError(f"{file.path}: the scales are not known, without which codes are no weights")
         tensors, left = plan_tensors(file, request)
-        carried = [] if request.packed_only else list(file.carried)
-        writer = SafetensorsWriter(_planned(file, tensors, carried), _metadata(file))
-        sources = (Path(path), *file.files)
-        if output is not None:
-            check_target(output, force=force or dry_run, sources=sources)
-            check_outside(output, sources)
-        name = None if output is None else Path(output).name
-        results = [UnpackedTensor(tensor, name) for tensor in tensors]
-        if output is not None and not dry_run:
-            with replacing(output, force=force, nbytes=writer.nbytes, sources=sources) as fd:
-                writer.begin(fd)
-                job = _Job(file, writer, fd, progress)
-                results = [UnpackedTensor(tensor, name, job.unpack(tensor)) for tensor in tensors]
-                for other in carried:
-                    job.copy(other)
+        carried = [] if request.packed_only else [file.carried_tensor(name) for name in file.carried]
+        place = Place.of(path, None if output is None else Path(output), request)
+        if place.is_folder:
+            files = files_of_folder(file, tensors, carried, request.max_shard_size)
+        else:
+            files = one_file(file, tensors, carried, place.name)
+        beside = beside_of(file, path, files) if place.is_folder else Beside()
+        nbytes = sum(each.writer.nbytes for each in files)
+        sources = (path, *file.files)
+        costs: dict[str, Rounding] = {}
+        place.check(sources, beside, force=force or dry_run)
+        if place.output is not None and not dry_run:
+            with place.open(place.output, files, beside, nbytes, sources, force=force) as write:
+                for each in files:
+                    with write(each) as fd:
+                        costs |= Job(file, each, fd, nbytes, progress).run()
         return UnpackReport(
-            source=Path(path),
-            output=None if output is None else Path(output),
+            source=path,
+            output=place.output,
             source_format=file.format,
-            tensors=tuple(results),
-            carried=tuple(carried),
-            left_out=tuple(_left_out(file, left, carried)),
-            notes=tuple(file.notes),
-            files=() if name is None else (name,),
-            output_nbytes=writer.nbytes,
+            tensors=tuple(
+                UnpackedTensor(t, each.name or None, costs.get(t.name)) for each in files for t in each.tensors
+            ),
+            carried=tuple(tensor.name for tensor in carried),
+            beside=beside.names,
+            left_out=(*_left_out(file, left, carried), *beside.left_out),
+            notes=(*file.notes, *beside.notes),
+            files=tuple(each.name for each in files if each.name),
+            output_nbytes=nbytes,
             alias_nbytes=sum(len(tensor.aliases) * tensor.nbytes for tensor in tensors),
             is_dry_run=dry_run,
         )
 
 
-def _planned(file: PackedFile, tensors: list[FloatTensor], carried: list[str]) -> list[Planned]:
-    planned = [each for tensor in tensors for each in tensor.planned]
-    return planned + [Planned(name, t.dtype, t.shape) for name in carried for t in [file.carried_tensor(name)]]
-
-
-def _metadata(file: PackedFile) -> dict[str, str]:
-    """Return a file's metadata with the format that transformers asks for, and without what is said of packed bytes."""
-    kept = {key: text for key, text in file.metadata.items() if key != METADATA_KEY}
-    return {"format": "pt", **kept, UNPACKED_KEY: f"qcs4w {__version__}"}
-
-
-def _left_out(file: PackedFile, left: list[PackedEntry], carried: list[str]) -> Iterator[str]:
+def _left_out(file: PackedFile, left: list[PackedEntry], carried: list[SourceTensor]) -> Iterator[str]:
     yield from (f"packed tensor '{entry.name}' (not chosen)" for entry in left)
-    yield from (f"tensor '{name}'" for name in file.carried if name not in set(carried))
-
-
-@dataclass(frozen=True)
-class _Job:
-    """Writes the tensors of one weight file."""
-
-    file: PackedFile
-    writer: SafetensorsWriter
-    fd: int
-    progress: Progress | None
-
-    def unpack(self, tensor: FloatTensor) -> Rounding:
-        """Write one float tensor, and its aliases, and return what rounding has cost."""
-        cost = Rounding()
-        part_nbytes = tensor.nbytes // len(tensor.parts)
-        for number, part in enumerate(tensor.parts):
-            offset = number * part_nbytes
-            for first_row, values in _float_blocks(self.file, part):
-                stored, lost = narrow(values, tensor.dtype, name=part.name, first_row=first_row)
-                cost += lost
-                data = _bytes(stored)
-                for name in (tensor.name, *tensor.aliases):
-                    self._write(name, data, offset)
-                offset += data.nbytes
-        return cost
-
-    def copy(self, name: str) -> None:
-        """Write a carried tensor, byte for byte."""
-        offset = 0
-        for _, data in self.file.carried_tensor(name).chunks():
-            self._write(name, memoryview(data), offset)
-            offset += len(data)
-
-    def _write(self, name: str, data: memoryview, offset: int) -> None:
-        self.writer.write(self.fd, name, data, offset)
-        if self.progress:
-            self.progress(data.nbytes, self.writer.nbytes, name)
-
-
-def _float_blocks(file: PackedFile, entry: PackedEntry) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yield (first row, float32 rows) of a weight as its source stored it, a megabyte at a time.
-
-    Of a weight that was turned round, a row of the source is a column of the packed matrix: its bytes, an eighth of the
-    floats, are held while the rows are made.
-    """
-    if not entry.transposed:
-        for row, packed, scales in file.checked_rows(entry, max(1, _BLOCK_ELEMENTS // entry.in_features)):
-            yield row, dequantize_packed(packed, scales, entry.in_features)
-        return
-    weight = file.load(entry.name)
-    step = max(2, _BLOCK_ELEMENTS // entry.out_features // 2 * 2)  # whole bytes
-    for column in range(0, entry.in_features, step):
-        part = np.ascontiguousarray(weight.packed[:, column // 2 : (column + step) // 2])
-        columns = min(step, entry.in_features - column)
-        yield column, np.ascontiguousarray(dequantize_packed(part, weight.scales, columns).T)
-
-
-def _bytes(array: NDArray[Any]) -> memoryview:
-    return np.ascontiguousarray(array).data.cast("B")
+    taken = {tensor.name for tensor in carried}
+    yield from (f"tensor '{name}'" for name in file.carried if name not in taken)

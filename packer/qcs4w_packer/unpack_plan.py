@@ -25,6 +25,7 @@ class UnpackRequest:
         include: unpack what these patterns match, in place of all.
         exclude: patterns of what is left out.
         packed_only: do not copy the other tensors along.
+        max_shard_size: bytes of tensors that a file of a folder may have; by default as the packed folder has them.
     """
 
     dtype: str = "f32"
@@ -32,6 +33,7 @@ class UnpackRequest:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     packed_only: bool = False
+    max_shard_size: int | None = None
 
 
 @dataclass(frozen=True)
