@@ -1,6 +1,7 @@
 """Makes folders of containers that are the shards of one checkpoint, for tests of what reads them."""
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -8,7 +9,6 @@ from making import write_safetensors
 
 from qcs4w_packer import PackedLinear
 from qcs4w_packer.container_writer import ContainerWriter
-from qcs4w_packer.files import replacing
 from qcs4w_packer.metadata import METADATA_KEY, PackedEntry, to_document
 from qcs4w_packer.safetensors_file import Planned, SafetensorsFile
 
@@ -30,13 +30,16 @@ def write_container(
         return write_safetensors(path, carried, {**(metadata or {}), METADATA_KEY: to_document([])})
     planned = [Planned(name, dtype, shape) for name, (dtype, shape, _) in carried.items()]
     writer = ContainerWriter([entry for entry, _ in tensors], planned, metadata)
-    with replacing(path) as fd:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)  # unlike `replacing`, without waiting for the disk
+    try:
         writer.begin(fd)
         for entry, packed in tensors:
             writer.write_rows(entry.name, 0, packed.packed, packed.scales)
         for name, (_, _, data) in carried.items():
             writer.write_carried(name, 0, data)
         writer.finish()
+    finally:
+        os.close(fd)
     return path
 
 

@@ -31,6 +31,7 @@ from .pack_shard import pack_shard
 from .pack_watch import PackedTensor, Step, Tally, Watch
 from .packed import PackedLinear
 from .packed_file import PackedFile
+from .packed_folder import PackedFolder
 from .packed_sources import open_packed
 from .packing import PackReport, pack_file
 from .pte_call import PteCall, PteConstant
@@ -60,6 +61,7 @@ __all__ = [
     "PackReport",
     "PackedEntry",
     "PackedFile",
+    "PackedFolder",
     "PackedLinear",
     "PackedTensor",
     "PlannedShard",
