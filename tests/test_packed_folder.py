@@ -174,7 +174,6 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "no metadata": (floats_in_first, f"{A}: is not a qcs4w container"),
     "newer": (newer, f"{C}: has container version 9"),
-    "unfinished": (lambda f: (f / ".qcs4w").mkdir(), "is not finished: the work of qcs4w pack on it is in"),
 }  # fmt: skip
 
 

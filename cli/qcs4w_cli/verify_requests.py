@@ -196,9 +196,8 @@ def _is_packed_folder(path: Path) -> bool:
     """Tell whether a folder as a whole is one checkpoint of several shards, or what another tool writes."""
     from qcs4w_packer.formats.detect import foreign_opener
     from qcs4w_packer.packed_folder import is_sharded
-    from qcs4w_packer.packed_sources import unfinished_fault
 
-    return foreign_opener(path) is not None or is_sharded(path) or unfinished_fault(path) is not None
+    return foreign_opener(path) is not None or is_sharded(path)
 
 
 def _may_be_packed(path: Path) -> bool:

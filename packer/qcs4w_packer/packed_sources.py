@@ -11,9 +11,7 @@ from .packed_file import PackedFile
 from .packed_folder import PackedFolder, holds_packed
 from .pte_file import PteFile, is_pte
 from .safetensors_file import file_kind
-
-#: Ends the name of the folder in which pack works; it is removed when the output is whole.
-WORK_SUFFIX = ".qcs4w"
+from .work_folder import work_path
 
 
 def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, strict: bool = True) -> PackedFile:
@@ -59,12 +57,12 @@ def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, stric
 
 
 def unfinished_fault(path: Path) -> ContainerError | None:
-    """Return the error of an output that pack was kept from finishing, or None."""
-    work = path / WORK_SUFFIX if file_kind(path) == "folder" else path.with_name(f".{path.name}{WORK_SUFFIX}")
-    if file_kind(path) == "file" or path.name in ("", "..") or file_kind(work) != "folder":
+    """Return the error of an output that is not there because pack was kept from finishing it, or None."""
+    work = work_path(path)
+    if file_kind(path) is not None or path.name in ("", "..") or file_kind(work) != "folder":
         return None
     return ContainerError(
-        f"{path}: is not finished: the work of qcs4w pack on it is in {work}",
+        f"{path}: is not finished: what qcs4w pack has made of it so far is in {work}",
         hint="run the same qcs4w pack again, it goes on where it was stopped",
     )
 
@@ -80,8 +78,6 @@ def is_packed_file(path: str | os.PathLike[str]) -> bool:
     if kind == "file" and is_pte(path):
         return True
     if kind == "folder" and foreign_opener(path) is None:
-        if unfinished_fault(path) is not None:
-            return True
         try:
             if holds_packed(path):
                 return True

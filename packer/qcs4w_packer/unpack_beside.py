@@ -12,10 +12,11 @@ from .errors import Qcs4wError
 from .formats.checkpoint import CONFIG, QUANTIZE_CONFIG, Checkpoint
 from .json_file import read_json
 from .metadata import METADATA_KEY
+from .pack_plan import INDEX_NAME
 from .packed_file import PackedFile
 from .packed_folder import PackedFolder
 from .safetensors_file import SafetensorsFile, file_kind
-from .unpack_files import INDEX, UNPACKED_KEY, WeightFile
+from .unpack_files import UNPACKED_KEY, WeightFile
 
 _QUANTIZATION = "quantization_config"
 
@@ -120,7 +121,7 @@ def is_unpacked_folder(folder: Path, beside: Iterable[str]) -> bool:
         folder: to look at.
         beside: names of what goes along with the weights.
     """
-    others = {INDEX, *beside}
+    others = {INDEX_NAME, *beside}
     try:
         paths = list(folder.iterdir())
         weights = [path for path in paths if path.name not in others]

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from ._version import __version__
 from .metadata import METADATA_KEY
+from .pack_plan import SINGLE_NAME
 from .packed_file import PackedFile
 from .packed_folder import PackedFolder
 from .safetensors_file import Planned
@@ -16,9 +17,6 @@ from .weights import SourceTensor
 
 #: Says in a file's metadata that its weights have been 4-bit codes, so that nobody takes them for the originals.
 UNPACKED_KEY = "qcs4w_unpacked"
-
-#: The name of a folder's only weight file, and of the list of several.
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
@@ -79,9 +77,9 @@ def files_of_folder(
     elif isinstance(file, PackedFolder):
         files = list(_by_shard(file, tensors, carried))
     else:
-        return one_file(file, tensors, carried, SINGLE)
+        return one_file(file, tensors, carried, SINGLE_NAME)
     if len(files) == 1:
-        return [WeightFile(SINGLE, files[0].tensors, files[0].carried, files[0].metadata)]
+        return [WeightFile(SINGLE_NAME, files[0].tensors, files[0].carried, files[0].metadata)]
     return files
 
 

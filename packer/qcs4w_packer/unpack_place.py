@@ -19,9 +19,10 @@ from .files import (
     write_file,
 )
 from .formats.checkpoint import CONFIG
+from .pack_plan import INDEX_NAME
 from .safetensors_file import file_kind
 from .unpack_beside import Beside, is_unpacked_folder
-from .unpack_files import INDEX, WeightFile, index_bytes
+from .unpack_files import WeightFile, index_bytes
 from .unpack_plan import UnpackRequest
 
 
@@ -95,7 +96,7 @@ class Place:
         with replacing_folder(output, force=force, is_ours=_ours(beside), sources=sources) as folder:
             yield lambda file: replacing(folder / file.name, nbytes=file.writer.nbytes)
             if len(files) > 1:
-                write_file(folder / INDEX, index_bytes(files))
+                write_file(folder / INDEX_NAME, index_bytes(files))
             for path in beside.copied:
                 copy_file(path, folder / path.name)
             if beside.config is not None:
