@@ -274,6 +274,7 @@ def test_there_and_back_is_within_half_a_step(tmp_path: Path, rng: np.random.Gen
         ({"include": ("*.q.weight",)}, ["a.q.weight", "b.q.weight"]),
         ({"include": ("*.q.weight",), "exclude": ("a.*",)}, ["b.q.weight"]),
         ({"exclude": ("tied",)}, ["a.q.weight", "a.k.weight"]),
+        ({"include": (r"re:.*\.[qv]\.weight",)}, ["a.q.weight", "b.q.weight"]),
     ],
 )
 def test_what_is_chosen(

@@ -63,6 +63,8 @@ def command(
     written under each. A folder becomes a folder, shard by shard, with its index, config and tokenizer files; with
     -o OUT.safetensors everything goes into one file.
 
+    --include and --exclude take globs, or re:EXPR, for whole names.
+
     The floats are the dequantized weights, not those from before packing. float32 holds them exactly; what rounding to
     another dtype costs is told for each tensor.
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from .errors import ContainerError, SelectionError, UnknownTensorError
 from .metadata import PackedEntry
+from .name_patterns import find_names
 from .narrow import STORAGE
 from .packed_file import PackedFile
 from .safetensors_file import Planned
-from .select import did_you_mean, matches
+from .select import did_you_mean
 
 #: What --dtype calls them; "source" is what the float weight had.
 DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "source": None}
@@ -106,24 +107,14 @@ def _chosen(
     """Return what is wanted, in the order of the file: whole tensors, or by name single parts of a stack."""
     if request.tensors and request.include:
         raise SelectionError("tensors are asked for by --tensor and by --include", hint="--include takes names too")
-    spellings = {name: _spellings(name, parts) for name, parts in units.items()}
-    for option, patterns in (("include", request.include), ("exclude", request.exclude)):
-        for pattern in patterns:
-            if not any(_is_matched(names, [pattern]) for names in spellings.values()):
-                raise UnknownTensorError(
-                    f"{file.path}: --{option} '{pattern}' matches no packed tensor",
-                    hint=did_you_mean(pattern, units) or "--dry-run lists the names",
-                )
+    spellings = {alias: name for name, parts in units.items() for part in parts for alias in (name, *part.aliases)}
+    included = _matched(file, "include", request.include, spellings) if request.include else set(units)
+    excluded = _matched(file, "exclude", request.exclude, spellings)
     if not request.tensors:
-        return {
-            name: units[name]
-            for name, names in spellings.items()
-            if (not request.include or _is_matched(names, request.include)) and not _is_matched(names, request.exclude)
-        }
+        return {name: parts for name, parts in units.items() if name in included and name not in excluded}
     wanted = {name if name in units else file.entry(name).name for name in request.tensors}
-    excluded = [name for name in wanted if _is_matched(spellings.get(name, (name,)), request.exclude)]
-    if excluded:
-        raise SelectionError(f"tensor '{excluded[0]}' is both asked for and excluded")
+    if both := wanted & excluded:
+        raise SelectionError(f"tensor '{min(both)}' is both asked for and excluded")
     chosen: dict[str, list[PackedEntry]] = {}
     for name, parts in units.items():
         if name in wanted:
@@ -133,13 +124,25 @@ def _chosen(
     return chosen
 
 
-def _spellings(name: str, parts: Sequence[PackedEntry]) -> tuple[str, ...]:
-    return (name, *(alias for part in parts for alias in part.aliases))
+def _matched(file: PackedFile, option: str, patterns: Iterable[str], spellings: Mapping[str, str]) -> set[str]:
+    """Return the tensors of which a name or alias is matched.
 
-
-def _is_matched(names: Iterable[str], patterns: Iterable[str]) -> bool:
-    patterns = tuple(patterns)
-    return any(matches(name, patterns) for name in names)
+    Args:
+        file: for messages.
+        option: for messages.
+        patterns: as `name_patterns` has them.
+        spellings: the tensor of each name.
+    """
+    matched: set[str] = set()
+    for pattern in patterns:
+        found = find_names(spellings, pattern)
+        if not found:
+            raise UnknownTensorError(
+                f"{file.path}: --{option} '{pattern}' matches no packed tensor",
+                hint=did_you_mean(pattern, spellings) or "--dry-run lists the names",
+            )
+        matched |= {spellings[name] for name in found}
+    return matched
 
 
 def _tensor(file: PackedFile, name: str, parts: Sequence[PackedEntry], dtype: str) -> FloatTensor:
