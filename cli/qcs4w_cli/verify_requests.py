@@ -240,10 +240,11 @@ def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_packed_folder(path: Path) -> bool:
-    """Tell whether a folder as a whole is what another tool writes."""
+    """Tell whether a folder as a whole is one checkpoint of several shards, or what another tool writes."""
     from qcs4w_packer.formats.detect import foreign_opener
+    from qcs4w_packer.packed_folder import is_sharded
 
-    return foreign_opener(path) is not None
+    return foreign_opener(path) is not None or is_sharded(path)
 
 
 def _may_be_packed(path: Path) -> bool:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .errors import OutputError
+from .safetensors_file import open_for_reading, read_at
 
+_CHUNK_NBYTES = 16 << 20
 _ELSEWHERE = "write elsewhere"
 
 
@@ -33,11 +35,7 @@ def replacing(
     """
     path = check_target(target, force=force, sources=sources)
     try:
-        free = shutil.disk_usage(path.parent).free
-        if nbytes > free:
-            raise OutputError(
-                f"{path}: needs {nbytes:,} bytes, the disk has {free:,} free: {nbytes - free:,} are missing"
-            )
+        check_room(path, nbytes)
         # 40 characters of up to 4 bytes: a name may have 255 bytes.
         part = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.part"
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -80,6 +78,17 @@ def check_target(target: str | os.PathLike[str], *, force: bool = False, sources
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise OutputError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     return path
+
+
+def check_room(path: Path, nbytes: int) -> None:
+    """Say before any work that a file or folder of this size does not fit on the disk that it is meant for.
+
+    Raises:
+        OutputError: it does not.
+    """
+    free = shutil.disk_usage(path.parent).free
+    if nbytes > free:
+        raise OutputError(f"{path}: needs {nbytes:,} bytes, the disk has {free:,} free: {nbytes - free:,} are missing")
 
 
 @contextlib.contextmanager
@@ -207,6 +216,23 @@ def write_file(
     """Write a whole file at once, under the promises of `replacing`."""
     with replacing(target, force=force, nbytes=len(data), sources=sources) as fd:
         write_at(fd, data, 0)
+
+
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file, byte for byte, into a folder that is being made.
+
+    Raises:
+        SourceError: it cannot be read.
+        OutputError: it cannot be written.
+    """
+    fd = open_for_reading(source)
+    try:
+        nbytes = os.fstat(fd).st_size
+        with replacing(target, nbytes=nbytes) as copy:
+            for offset in range(0, nbytes, _CHUNK_NBYTES):
+                write_at(copy, read_at(fd, source, offset, min(_CHUNK_NBYTES, nbytes - offset)), offset)
+    finally:
+        os.close(fd)
 
 
 def publish(part: Path, path: Path, force: bool) -> None:
