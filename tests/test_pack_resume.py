@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import PACKER, run_python, save_floats
+from making import PACKER, run_python, save_floats, save_folder
 
 from qcs4w_packer import (
     NonFiniteError,
@@ -68,23 +68,6 @@ def source(tmp_path: Path, rng: np.random.Generator) -> Path:
         arrays[f"layers.{index}.fc.weight"] = rng.standard_normal((251 + index, 300))
         arrays[f"layers.{index}.fc.bias"] = rng.standard_normal(251 + index)
     return save_floats(tmp_path / "model.safetensors", arrays, {"format": "pt"})
-
-
-def save_folder(folder: Path, arrays: dict[str, np.ndarray], per_shard: int = 2) -> Path:
-    """Write a checkpoint folder of several shards with an index and a config."""
-    folder.mkdir()
-    names = list(arrays)
-    count = -(-len(names) // per_shard)
-    weight_map: dict[str, str] = {}
-    for index in range(count):
-        part = names[index * per_shard : (index + 1) * per_shard]
-        shard = f"model-{index + 1:05}-of-{count:05}.safetensors"
-        save_floats(folder / shard, {name: arrays[name] for name in part})
-        weight_map |= dict.fromkeys(part, shard)
-    index_text = json.dumps({"metadata": {}, "weight_map": weight_map})
-    (folder / "model.safetensors.index.json").write_text(index_text)
-    (folder / "config.json").write_text('{"model_type": "none"}')
-    return folder
 
 
 def content(path: Path) -> dict[str, bytes]:
