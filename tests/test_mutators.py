@@ -14,7 +14,7 @@ from mutators import FORMATS, Format, less_memory, rng_of
 
 from qcs4w_packer import Qcs4wError, open_packed, open_source, pack_file
 
-CASES = int(os.environ.get("QCS4W_FUZZ", "300"))
+CASES = int(os.environ.get("QCS4W_FUZZ", "200"))
 FIRST = int(os.environ.get("QCS4W_FUZZ_FROM", "0"))
 SECONDS = 5.0  # for one case
 MEMORY = 1 << 30  # bytes of address space beyond what the process has
