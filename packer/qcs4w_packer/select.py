@@ -146,7 +146,7 @@ def choose(source: Source, request: Request | None = None) -> list[Choice]:
             an fp8 weight has no scale, or nothing is left to pack.
     """
     source = with_scales(source)
-    request = request or Request()
+    request = _with_full_names(request or Request(), source)
     asked = _resolve(source, request)
     skips = _skips(source)
     wanted = {name: _wanted(tensor, source, asked, skips) for name, tensor in source.tensors.items()}
@@ -203,7 +203,11 @@ def _resolve(source: Source, request: Request) -> _Asked:
     if request.tensors is not None and (request.include is not None or request.also):
         option = "--include" if request.include is not None else "--also"
         raise SelectionError(f"tensors are asked for by --tensor and by {option}", hint=f"{option} takes names too")
-    tensors = None if request.tensors is None else frozenset(_full_name(name, source) for name in request.tensors)
+    for name in request.tensors or ():
+        if name in source.unreadable:
+            raise SelectionError(f"{source.path}: tensor '{name}' cannot be packed: {source.unreadable[name]}")
+        if name not in names:
+            raise _unknown(source, name, f"no tensor '{name}'")
     found: dict[str, frozenset[str]] = {}
     for option in _PATTERN_OPTIONS:
         patterns: tuple[str, ...] = getattr(request, option) or ()
@@ -214,28 +218,27 @@ def _resolve(source: Source, request: Request) -> _Asked:
             matched.update(these)
         found[option] = frozenset(matched)
     asked = _Asked(
-        tensors,
+        None if request.tensors is None else frozenset(request.tensors),
         None if request.include is None else found["include"],
         found["also"],
         found["exclude"],
         found["transpose"],
         found["no_transpose"],
-        by_name=frozenset((*(tensors or ()), *(request.include or ()), *request.also)),
+        by_name=frozenset((*(request.tensors or ()), *(request.include or ()), *request.also)),
     )
     if both := sorted(asked.transpose & asked.no_transpose):
         raise SelectionError(f"tensor '{both[0]}' is matched by both --transpose and --no-transpose")
     return asked
 
 
-def _full_name(name: str, source: Source) -> str:
+def _with_full_names(request: Request, source: Source) -> Request:
     """Let a module's name stand for its weight's, as the other commands do."""
-    if name in source.tensors:
-        return name
-    if f"{name}.weight" in source.tensors:
-        return f"{name}.weight"
-    if name in source.unreadable:
-        raise SelectionError(f"{source.path}: tensor '{name}' cannot be packed: {source.unreadable[name]}")
-    raise _unknown(source, name, f"no tensor '{name}'")
+
+    def full(name: str) -> str:
+        return name if name in source.tensors or f"{name}.weight" not in source.tensors else f"{name}.weight"
+
+    given = {option: names for option, names in vars(request).items() if names}
+    return replace(request, **{option: tuple(map(full, names)) for option, names in given.items()})
 
 
 def _unknown(source: Source, name: str, what: str) -> UnknownTensorError:
