@@ -102,12 +102,13 @@ def test_the_usual_names_and_dtypes(tmp_path: Path, name: str, dtype: torch.dtyp
     ("shape", "block"), [((130, 300), (128, 128)), ((3, 70), (1, 32)), ((1, 33), (1, 32))], ids=str
 )
 def test_scales_that_are_powers_of_two(tmp_path: Path, shape: tuple[int, int], block: tuple[int, int]) -> None:
-    """E8M0 scales, over DeepSeek's blocks and over the 32 columns of Microscaling."""
+    """E8M0 scales, in bytes or in a dtype of their own, over DeepSeek's blocks and over Microscaling's 32 columns."""
     tiles = (-(-shape[0] // block[0]), -(-shape[1] // block[1]))
     scale = torch.randint(100, 140, tiles, dtype=torch.uint8).view(torch.float8_e8m0fnu)
     weight = codes(*shape)
-    found = read(saved(tmp_path, {"a.weight": weight, "a.scale": scale}), "a.weight")
-    assert found.tobytes() == (weight.float() * spread(scale, shape, block)).numpy().tobytes()
+    for stored in (scale, scale.view(torch.uint8)):
+        found = read(saved(tmp_path, {"a.weight": weight, "a.scale": stored}), "a.weight")
+        assert found.tobytes() == (weight.float() * spread(scale, shape, block)).numpy().tobytes()
 
 
 @pytest.mark.parametrize("kind", ["one", "[E]", "[E, 1, 1]", "[E, N]", "[E, N, 1]", "blocks", "[E, 1, K]"])
