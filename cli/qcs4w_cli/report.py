@@ -368,7 +368,7 @@ def _faults(probe: dict[str, Any], out_features: int) -> list[str]:
             "too few workgroups, or a store left out"
         )
     if not probe["guards_intact"]:
-        texts.append("something was written behind y: a store without a bounds check")
+        texts.append("something was written behind y: a store without a bounds check, or one by arrayLength(&y)")
     return texts
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .closing import Closing
 from .errors import SourceError
-from .safetensors_file import Stamp, open_for_reading, read_at, stamp_of
+from .safetensors_file import Stamp, open_for_reading, read_at, read_at_into, stamp_of
 
 _MOST_OPEN = 16
 
@@ -42,6 +42,20 @@ class OpenFiles(Closing):
         """Let a file be read, as long as its stamp is this one."""
         self._stamps[path] = stamp
 
+    def add_now(self, path: Path) -> int:
+        """Let a file be read, as long as it stays what it is now; return its bytes.
+
+        Raises:
+            SourceError: it cannot be opened.
+        """
+        fd = open_for_reading(path)
+        try:
+            stamp = stamp_of(fd)
+            self._stamps.setdefault(path, stamp)
+            return os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+
     def read(self, path: Path, offset: int, nbytes: int) -> bytes:
         """Read exactly `nbytes` bytes of a file at an offset.
 
@@ -51,6 +65,14 @@ class OpenFiles(Closing):
         held = self._take(path)
         try:
             return read_at(held.fd, path, offset, nbytes)
+        finally:
+            self._give_back(path, held)
+
+    def read_into(self, path: Path, offset: int, room: memoryview) -> None:
+        """Read at an offset of a file as many bytes as there is room for; errors are those of `read`."""
+        held = self._take(path)
+        try:
+            read_at_into(held.fd, path, offset, room)
         finally:
             self._give_back(path, held)
 
@@ -96,3 +118,7 @@ class PooledFile:
     def read(self, offset: int, nbytes: int) -> bytes:
         """Read exactly `nbytes` bytes at an offset."""
         return self.files.read(self.path, offset, nbytes)
+
+    def read_into(self, offset: int, room: memoryview) -> None:
+        """Read at an offset as many bytes as there is room for."""
+        self.files.read_into(self.path, offset, room)

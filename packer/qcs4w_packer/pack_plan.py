@@ -206,6 +206,7 @@ def _entries(choices: list[Choice], source: Source) -> Iterator[tuple[Choice, Pa
                 transposed=choice.transposed,
                 aliases=(*aliases.get(name, ()), *tied_names(source, name)),
                 stack=choice.stack,
+                stack_parts=source.tensors[choice.stack].shape[0] if choice.stack else None,
             ),
         )
 

@@ -71,7 +71,9 @@ def packed_bytes(path: Path, tensor: str | None = None, blob: Blob | None = None
             where = Blob(offset=place[1]) if place else None
             if where and scales_place:
                 where = replace(where, scales=scales_place[0], scales_offset=scales_place[1])
-            return PackedBytes(path, entry.name, packed.reshape(-1), where, scales, entry, file.format)
+            return PackedBytes(
+                place[0] if place else path, entry.name, packed.reshape(-1), where, scales, entry, file.format
+            )
     if blob is None and path.suffix.lower() in SUFFIXES and not _is_raw(path):
         with open_source(path) as source:
             stored = _integers(source, tensor)
