@@ -9,8 +9,9 @@ from making import time_limit
 
 from qcs4w_packer import Request, SelectionError, UnknownTensorError, UsageError
 from qcs4w_packer.architecture import tied_names
-from qcs4w_packer.name_patterns import matches
-from qcs4w_packer.select import SKIP_RULES, Choice, choose, did_you_mean
+from qcs4w_packer.name_patterns import did_you_mean, matches
+from qcs4w_packer.select import Choice, choose
+from qcs4w_packer.skip_rules import SKIP_RULES
 from qcs4w_packer.weights import Source, SourceTensor
 
 Shape = tuple[int, ...]
