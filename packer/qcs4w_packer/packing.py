@@ -12,11 +12,13 @@ from .errors import SelectionError, UnknownTensorError, UsageError
 from .files import check_target
 from .fp8_scales import find_scale, is_fp8_weight
 from .metadata import PackedEntry
+from .name_patterns import did_you_mean
 from .pack_finish import check_output, finish
 from .pack_plan import PackPlan, plan_pack
 from .pack_shard import pack_shard
 from .pack_watch import PackedTensor, Step, Tally, Watch
-from .select import Choice, Request, did_you_mean, notices
+from .request import Request
+from .select import Choice, notices
 from .sources import open_source
 from .weights import Source, split_stack
 from .work_folder import WorkFolder

@@ -12,11 +12,11 @@ from .blob_file import Blob, read_scales
 from .errors import SelectionError, SourceError, UnknownTensorError, UsageError
 from .explain import sample_rows
 from .metadata import PackedEntry
+from .name_patterns import did_you_mean
 from .npy_file import npy_data_start
 from .packed_sources import is_packed_file, open_packed
 from .packing import source_weight
 from .safetensors_file import SafetensorsFile, open_for_reading
-from .select import did_you_mean
 from .sources import SUFFIXES, open_source
 from .weights import Source, SourceTensor
 
