@@ -1,5 +1,6 @@
 """The pack command."""
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -166,4 +167,10 @@ def _tell(console: Console, report: "PackReport", free_nbytes: int | None, *, ve
         console.warn(f"not in the output: {what}")
     for warning in pack_warnings(report):
         console.warn(warning)
+    if report.is_dry_run and report.output is not None:
+        from qcs4w_packer.work_folder import work_path
+
+        begun = work_path(Path(os.path.realpath(report.output)))
+        if begun.is_dir():
+            console.note(f"an earlier run has left its work in {begun}; pack goes on from there if nothing has changed")
     console.room(report.output_nbytes, free_nbytes)

@@ -1,6 +1,5 @@
 """What pack has done, or would do -> tables, lines and JSON. Pure."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .progress import name_to_log
@@ -56,15 +55,15 @@ def _kind_table(report: "PackReport") -> Table:
         mean = sum(map(_relative, tensors)) / len(tensors)
         rows.append(
             (
-                tensors[0].entry.name if len(tensors) == 1 else kind,
+                (tensors[0].entry.name if len(tensors) == 1 else kind).removesuffix(".weight"),
                 f"{len(tensors):,}",
                 shape,
-                _total_sizes(tensors),
+                size(sum(tensor.entry.packed_nbytes for tensor in tensors)),
                 *([why] if report.is_dry_run else [_percent(mean), _error(worst), numbers(worst.entry.name)]),
             )
         )
-    last = ("reason",) if report.is_dry_run else (">error", ">worst", "its *")
-    return Table(("packed tensors", ">count", ">N × K", ">bytes", *last), rows, ("cyan",))
+    last = ("reason",) if report.is_dry_run else (">error", ">worst", "at *")
+    return Table(("packed tensors", ">×", ">N × K", ">bytes", *last), rows, ("cyan",))
 
 
 def _shard_table(report: "PackReport") -> Table:
@@ -101,7 +100,7 @@ def carried_table(report: "PackReport", *, verbose: bool) -> Table:
         name, why = (choices[0].tensor.name, choices[0].reason) if len(choices) == 1 else (kind, reason)
         nbytes = sum(choice.tensor.nbytes for choice in choices)
         rows.append((name, f"{len(choices):,}", size(nbytes), fate, why))
-    return shortened(Table(("other tensors", ">count", ">bytes", "fate", "reason"), rows))
+    return shortened(Table(("other tensors", ">×", ">bytes", "fate", "reason"), rows))
 
 
 def packed_line(tensor: "PackedTensor", shard: str) -> str:
@@ -148,8 +147,9 @@ def pack_summary(report: "PackReport", seconds: float, done_nbytes: int) -> list
     if len(report.packed) > 1:
         worst = max(report.packed, key=_relative)
         second += f"; largest error {_error(worst)}: {worst.entry.name}"
-    files = f" ({plural(len(report.shards), 'weight file')})" if len(report.shards) > 1 else ""
-    return [first, second, f"wrote {report.output}{files}"]
+    files = [plural(len(report.shards), "weight file")] * (len(report.shards) > 1)
+    files += [f"beside them {quoted(report.beside)}"] * bool(report.beside)
+    return [first, second, f"wrote {report.output}" + (f" ({'; '.join(files)})" if files else "")]
 
 
 def pack_warnings(report: "PackReport") -> list[str]:
@@ -276,10 +276,6 @@ def _percent(share: float) -> str:
 
 def _sizes(before: int, after: int) -> str:
     return f"{size(before)} → {size(after)}"
-
-
-def _total_sizes(tensors: Sequence["PackedTensor"]) -> str:
-    return _sizes(sum(t.source_nbytes for t in tensors), sum(t.entry.packed_nbytes for t in tensors))
 
 
 def _is_smaller(report: "PackReport") -> bool:
