@@ -40,7 +40,8 @@ class PackReport:
         dropped: choices for what is in no output, with the reason.
         left_out: what the source holds besides tensors, described for people.
         notices: what was decided though nobody asked for it, described for people.
-        shards: name and size in bytes of every file with tensors.
+        shards: every file with tensors, in order.
+        beside: names of the files that go along with a folder.
         source_nbytes: bytes of all tensors of the source.
         output_nbytes: bytes of all files with tensors.
         packed_only: what is carried has been left out.
@@ -57,7 +58,8 @@ class PackReport:
     dropped: tuple[Choice, ...]
     left_out: tuple[str, ...]
     notices: tuple[str, ...]
-    shards: dict[str, int]
+    shards: tuple[PlannedShard, ...]
+    beside: tuple[str, ...]
     source_nbytes: int
     output_nbytes: int
     packed_only: bool
@@ -137,6 +139,7 @@ def _carry_out(
     """Make shards, here or on a cluster, and the output once all are there; tell whether it is."""
     if not mine:
         return [], False
+    watch.planned(replace(plan, shards=mine))
     work = WorkFolder(plan, restart=restart, shared=shared or ray is not None, note=watch.note)
     tally = Tally(watch, sum(shard.source_nbytes for shard in mine))
     try:
@@ -180,7 +183,8 @@ def _report(
         dropped=plan.dropped,
         left_out=source.left_out,
         notices=tuple(notices(choice for shard in plan.shards for choice in shard.choices)),
-        shards={shard.name: shard.nbytes for shard in plan.shards},
+        shards=plan.shards,
+        beside=tuple(path.name for path in source.beside) if plan.is_folder else (),
         source_nbytes=sum(tensor.nbytes for tensor in source.tensors.values()),
         output_nbytes=plan.output_nbytes,
         packed_only=bool(plan.options["packed_only"]),
