@@ -148,6 +148,9 @@ def pack_summary(report: "PackReport", seconds: float, done_nbytes: int) -> list
     if len(report.packed) > 1:
         worst = max(report.packed, key=_relative)
         second += f"; largest error {_error(worst)}: {worst.entry.name}"
+    if not report.is_complete:
+        made = f"made {len(report.made):,} of {plural(len(report.shards), 'weight file')} (part {report.part})"
+        return [first, second, f"{made}; {report.output} appears when all are there"]
     files = f" ({plural(len(report.shards), 'weight file')})" if len(report.shards) > 1 else ""
     return [first, second, f"wrote {report.output}{files}"]
 
@@ -191,6 +194,8 @@ def pack_document(report: "PackReport", seconds: float, free_nbytes: int | None)
         "output_nbytes": report.output_nbytes,
         "free_nbytes": free_nbytes,
         "elapsed_ms": 1000 * seconds,
+        "complete": report.is_complete,
+        "part": {"index": report.part.index + 1, "count": report.part.count, "files": list(report.made)},
         "resumed": sum(tensor.resumed for tensor in report.packed),
         "shards": [
             {

@@ -35,7 +35,8 @@ def pack_on_ray(
         work: the work folder, opened as a shared one.
         shards: the files to make.
         tally: told of each file once it is there.
-        address: of the cluster, as `ray.init` takes it; LOCAL starts one and ends it again.
+        address: of the cluster, as `ray.init` takes it; LOCAL starts one and ends it again. A process that is connected
+            already uses its own cluster.
 
     Returns:
         what became of each tensor that is packed, in the order of the shards.
@@ -70,12 +71,15 @@ def pack_on_ray(
 
 @contextlib.contextmanager
 def _cluster(address: str) -> Iterator[Any]:
-    """Yield the ray module, connected; what was started for it is ended."""
+    """Yield the ray module, connected; a connection that is there already is used and stays."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # silences a notice about GPUs, which we never use
     try:
         import ray
     except ImportError:
         raise UsageError("Ray is not installed", hint="pip install 'qcs4w[ray]'") from None
+    if ray.is_initialized():
+        yield ray
+        return
     own: dict[str, Any] = {"num_cpus": os.cpu_count(), "include_dashboard": False} if address == LOCAL else {}
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)

@@ -147,9 +147,11 @@ class WorkFolder:
         if made if again else (self.finished or made or self._has_earlier):
             count = f" ({self.finished:,} of {self.plan.tensor_count:,} tensors)" if self.finished else ""
             said = f"what was finished{count} is kept in {self.path}: the same command goes on from there"
-            if isinstance(error, Qcs4wError):
+            if isinstance(error, Qcs4wError) and str(self.path) not in (
+                error.hint or ""
+            ):  # another process may have said it
                 error.hint = f"{error.hint}; {said}" if error.hint else said
-            else:
+            elif not isinstance(error, Qcs4wError):
                 self._note(said)
             self.close()
         elif self.alone():
@@ -205,7 +207,9 @@ class WorkFolder:
 
     def _prune(self, same: set[str]) -> bool:
         """Remove what is of other work; tell whether something that was finished is lost."""
-        own = {"lock", "out", "old"} | {f"{name}.{kind}" for name in same for kind in ("part", "jsonl", "lock")}
+        own = {"lock", "out", "old"} | {
+            f"{name}.{kind}" for name in same for kind in ("part", "jsonl", "jsonl.new", "lock")
+        }
         lost = False
         for path in self.path.iterdir():
             if path.name not in own and not path.name.startswith("plan.json"):
