@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command("pack", short_help=COMMANDS["pack"])
 @click.argument("source", type=PATH)
-@click.option("-o", "--output", type=PATH, help="The container to make (a .safetensors file; a folder of a folder).")
+@click.option("-o", "--output", type=PATH, help="The .safetensors file to make; of a folder of weights, the folder.")
 @click.option("--tensor", "tensors", multiple=True, metavar="NAME", help="Pack this tensor only. Repeatable.")
 @click.option(
     "--include", multiple=True, metavar="PATTERN", help="Pack the matrices that match, in place of the default choice."
@@ -84,14 +84,18 @@ def command(
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Quantize and pack the linear weights of a file, byte for byte as ExecuTorch does.
+    """Quantize and pack the linear weights of a file or checkpoint, byte for byte as ExecuTorch does.
 
-    SOURCE is a .safetensors, .npy, .npz, .pt, .pth or .bin file, or the folder of a checkpoint. By default every 2-D
-    float tensor that is a linear weight by name is packed (no embeddings, norms, heads or routers: --dry-run lists
-    them with the reason), and all other tensors are copied as they are, so that the result is a whole checkpoint.
-    Weights in fp8 are dequantized by the scales beside them first.
+    SOURCE is a .safetensors, .npy, .npz, .pt, .pth, .bin, .gguf or .onnx file, or the folder of a checkpoint: its
+    shards are packed one by one into a new folder, with a new index, config and tokenizer files.
 
-    A PATTERN is a name, a glob ('*.mlp.*'), or re: and a regular expression; it has to fit the whole name.
+    By default every 2-D float tensor that is a linear weight by name is packed (no embeddings, norms, heads or
+    routers: --dry-run lists them with the reason), and all other tensors are copied as they are. Weights in fp8 are
+    dequantized by the scales beside them first, tied weights are packed once, and stacks of experts are split.
+    `qcs4w unpack` is the way back.
+
+    A PATTERN is a name, a glob ('*.mlp.*'), or re: and a regular expression; it has to fit the whole name. Options
+    that take one may be given again.
 
     A run that was broken off (Ctrl-C, a kill, a full disk) goes on when the same command is given again. Where the
     output has many files, --shard and --ray spread them over machines that share a disk.
@@ -102,6 +106,9 @@ def command(
       qcs4w pack model.safetensors -o packed.safetensors
       qcs4w pack model.safetensors -o packed.safetensors --exclude 'pooler.*' --force
       qcs4w pack model.safetensors --dry-run --also 're:embeddings[.](word|position)_.*'
+      qcs4w pack checkpoint -o packed_checkpoint
+      qcs4w pack checkpoint -o packed_checkpoint --force --max-shard-size 5GB --also '*lm_head*'
+      qcs4w pack checkpoint -o packed_checkpoint --force --shard 1/2
     """  # noqa: D301
     from qcs4w_packer import Request, UsageError, pack_file
 

@@ -19,7 +19,7 @@ def pack_tables(report: "PackReport", *, verbose: bool) -> list[Table]:
     if not verbose:
         tables = [shortened(table) for table in tables]
     if verbose or len(report.packed) <= MOST_ROWS:
-        return [*tables, _tensor_table(report)]
+        return [*tables, _tensor_table(report)] if report.packed else tables
     return [*tables, shortened(_kind_table(report))]
 
 

@@ -35,8 +35,8 @@ _DTYPES = ("f32", "f16", "bf16", "source")
     help="Of the floats written; source is what each weight had before it was packed.  [default: f32, which is exact]",
 )
 @click.option("--tensor", "tensors", multiple=True, metavar="NAME", help="Unpack this tensor only. Repeatable.")
-@click.option("--include", multiple=True, metavar="GLOB", help="Unpack the tensors that match, in place of all.")
-@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave the tensors that match out.")
+@click.option("--include", multiple=True, metavar="PATTERN", help="Unpack the tensors that match, in place of all.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave the tensors that match out.")
 @click.option(
     "--max-shard-size",
     type=SizeType(),
@@ -72,7 +72,8 @@ def command(
     written under each. A folder becomes a folder, shard by shard, with its index, config and tokenizer files; with
     -o OUT.safetensors everything goes into one file.
 
-    --include and --exclude take globs, or re:EXPR, for whole names.
+    A PATTERN is a name, a glob ('*.mlp.*'), or re: and a regular expression; it has to fit the whole name. Options
+    that take one may be given again.
 
     The floats are the dequantized weights, not those from before packing. float32 holds them exactly; what rounding to
     another dtype costs is told for each tensor.
@@ -82,6 +83,7 @@ def command(
       qcs4w unpack packed.safetensors -o floats.safetensors
       qcs4w unpack packed.safetensors -o floats.safetensors --dtype bf16 --force
       qcs4w unpack packed.safetensors --tensor pooler.dense --dry-run
+      qcs4w unpack packed_checkpoint -o floats --dtype source
     """  # noqa: D301
     from qcs4w_packer import UnpackRequest, UsageError, unpack_file
 
