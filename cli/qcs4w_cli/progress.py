@@ -108,7 +108,7 @@ class _Bars(TensorProgress):
         from rich.text import Text
 
         rate = self._rate.value()
-        left = "" if not rate or not self._total else f"{_clock((self._total - self.done) / rate)} left"
+        left = f"{_clock(max(0, self._total - self.done) / rate)} left" if rate and self._total else ""
         grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(no_wrap=True)
         grid.add_column(ratio=1)
@@ -121,6 +121,8 @@ class _Bars(TensorProgress):
             Text(f"{size(int(rate))}/s" if rate else "", style="red"),
             Text(left, style="cyan"),
         )
+        if not self._name:
+            return grid
         hand = Table.grid(padding=(0, 1), expand=True)
         hand.add_column(no_wrap=True, justify="right", min_width=2 * len(f"{self._count:,}") + 1)
         hand.add_column(width=16)
@@ -147,11 +149,14 @@ class _Rate:
     """Bytes a second over the last while."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+        self._steps: deque[tuple[float, int]] = deque()  # (when, bytes since the one before)
         self._nbytes = self._gathered = 0
 
     def add(self, nbytes: int) -> None:
         now = time.monotonic()
+        if not self._steps:  # nobody knows when this first piece was begun
+            self._steps.append((now, 0))
+            return
         self._gathered += nbytes
         if now - self._steps[-1][0] < _STEP_S:
             return
@@ -163,6 +168,8 @@ class _Rate:
 
     def value(self) -> float:
         """Return the rate, 0 while it is not known. Any thread may ask."""
+        if not self._nbytes:
+            return 0.0
         first = self._steps[0]
         return (self._nbytes - first[1]) / max(time.monotonic() - first[0], _STEP_S)
 
