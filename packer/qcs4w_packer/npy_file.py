@@ -97,7 +97,7 @@ def open_npz(path: Path) -> Source:
     try:
         archive = zipfile.ZipFile(path)
     except _ZIP_FAULTS as error:
-        raise SourceError(f"{path}: not a sound .npz file: {error}") from None
+        raise SourceError(f"{path}: not a sound .npz file: {error!s:.200}") from None
     try:
         tensors: dict[str, SourceTensor] = {}
         left_out: list[str] = []
@@ -121,10 +121,10 @@ def open_npz(path: Path) -> Source:
                 left_out.append(f"{name!r} ({fault})")
                 continue
             if name in tensors:
-                raise SourceError(f"{path}: array '{name}' occurs twice")
+                raise SourceError(f"{path}: array '{name:.100}' occurs twice")
             if info.file_size > _MAX_DEFLATE_RATIO * info.compress_size + 64:
                 raise SourceError(
-                    f"{path}: member '{info.filename}' claims {info.file_size:,} bytes from {info.compress_size:,}"
+                    f"{path}: member '{info.filename:.100}' claims {info.file_size:,} bytes from {info.compress_size:,}"
                 )
             with _zip_faults(path, info.filename), archive.open(info) as stream:
                 shape, _, dtype = _read_header(stream, path, info.file_size, member=info.filename)
@@ -145,7 +145,7 @@ def _zip_faults(path: Path, member: str) -> Iterator[None]:
     try:
         yield
     except _ZIP_FAULTS as error:
-        raise SourceError(f"{path}: member '{member}' cannot be read: {error}") from None
+        raise SourceError(f"{path}: member '{member:.100}' cannot be read: {error!s:.200}") from None
 
 
 def _read_member(archive: zipfile.ZipFile, member: str, path: Path) -> NDArray[Any]:
@@ -157,7 +157,7 @@ def _read_header(
     stream: IO[bytes], path: Path, available: int, member: str | None = None
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read an .npy header; return (shape, is Fortran order, dtype) once the data's size is known to fit."""
-    where = f"{path}: member '{member}'" if member else f"{path}"
+    where = f"{path}: member '{member:.100}'" if member else f"{path}"
     try:
         version = npy_format.read_magic(stream)
         if version not in ((1, 0), (2, 0), (3, 0)):
@@ -165,7 +165,7 @@ def _read_header(
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, fortran, dtype = read(stream)
     except _HEADER_FAULTS as error:
-        raise SourceError(f"{where}: not a sound .npy file: {error}") from None
+        raise SourceError(f"{where}: not a sound .npy file: {error!s:.200}") from None
     if len(shape) > 64 or any(size < 0 for size in shape):
         raise SourceError(f"{where}: shape {shape} is not one of an array")
     if dtype.hasobject:

@@ -42,6 +42,20 @@ class OpenFiles(Closing):
         """Let a file be read, as long as its stamp is this one."""
         self._stamps[path] = stamp
 
+    def add_now(self, path: Path) -> int:
+        """Let a file be read, as long as it stays what it is now; return its bytes.
+
+        Raises:
+            SourceError: it cannot be opened.
+        """
+        fd = open_for_reading(path)
+        try:
+            stamp = stamp_of(fd)
+            self._stamps.setdefault(path, stamp)
+            return os.fstat(fd).st_size
+        finally:
+            os.close(fd)
+
     def read(self, path: Path, offset: int, nbytes: int) -> bytes:
         """Read exactly `nbytes` bytes of a file at an offset.
 

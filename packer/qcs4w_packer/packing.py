@@ -12,11 +12,13 @@ from .errors import SelectionError, UnknownTensorError, UsageError
 from .files import check_target
 from .fp8_scales import find_scale, is_fp8_weight
 from .metadata import PackedEntry
+from .name_patterns import did_you_mean
 from .pack_finish import check_output, finish
-from .pack_plan import PackPlan, plan_pack
+from .pack_plan import PackPlan, PlannedShard, plan_pack
 from .pack_shard import pack_shard
 from .pack_watch import PackedTensor, Step, Tally, Watch
-from .select import Choice, Request, did_you_mean
+from .request import Request
+from .select import Choice, notices
 from .sources import open_source
 from .weights import Source, split_stack
 from .work_folder import WorkFolder
@@ -36,7 +38,9 @@ class PackReport:
         carried: choices for all that is copied as it is, or left out with `packed_only`.
         dropped: choices for what is in no output, with the reason.
         left_out: what the source holds besides tensors, described for people.
-        shards: name and size in bytes of every file with tensors.
+        notices: what was decided though nobody asked for it, described for people.
+        shards: every file with tensors, in order.
+        beside: names of the files that go along with a folder.
         source_nbytes: bytes of all tensors of the source.
         output_nbytes: bytes of all files with tensors.
         packed_only: what is carried has been left out.
@@ -49,7 +53,9 @@ class PackReport:
     carried: tuple[Choice, ...]
     dropped: tuple[Choice, ...]
     left_out: tuple[str, ...]
-    shards: dict[str, int]
+    notices: tuple[str, ...]
+    shards: tuple[PlannedShard, ...]
+    beside: tuple[str, ...]
     source_nbytes: int
     output_nbytes: int
     packed_only: bool
@@ -105,6 +111,7 @@ def pack_file(
 
 def _carry_out(plan: PackPlan, watch: Watch, *, force: bool, restart: bool) -> list[PackedTensor]:
     """Make every shard, one after the other, and the output of them."""
+    watch.planned(plan)
     work = WorkFolder(plan, restart=restart, note=watch.note)
     tally = Tally(watch, plan.source_nbytes)
     try:
@@ -133,7 +140,9 @@ def _report(plan: PackPlan, packed: list[PackedTensor], *, is_dry_run: bool) -> 
         carried=plan.carried,
         dropped=plan.dropped,
         left_out=source.left_out,
-        shards={shard.name: shard.nbytes for shard in plan.shards},
+        notices=tuple(notices(choice for shard in plan.shards for choice in shard.choices)),
+        shards=plan.shards,
+        beside=tuple(path.name for path in source.beside) if plan.is_folder else (),
         source_nbytes=sum(tensor.nbytes for tensor in source.tensors.values()),
         output_nbytes=plan.output_nbytes,
         packed_only=bool(plan.options["packed_only"]),

@@ -18,11 +18,12 @@ SUFFIXES = {
     ".pth": "pt",
     ".bin": "pt",
     ".gguf": "gguf",
+    ".onnx": "onnx",
 }
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
-    """Open a weight file by its suffix, or a folder of shards; headers are read, data is not (for .pt: mapped).
+    """Open a weight file by its suffix, or a folder of shards; headers are read, data is not.
 
     Args:
         path: a weight file, a checkpoint folder, or the index of one with several.
@@ -64,6 +65,10 @@ def _open(path: Path) -> Source:
         from .gguf_file import open_gguf
 
         return open_gguf(path)
+    if kind == "onnx":
+        from .onnx_file import open_onnx
+
+        return open_onnx(path)
     from .npy_file import open_npy, open_npz
 
     return open_npy(path) if kind == "npy" else open_npz(path)

@@ -169,7 +169,7 @@ def _unpickle_zip(stream: IO[bytes], fd: int, path: Path) -> Unpickled:
         if info is None:
             raise SourceError(f"{path}: has no record 'data/{key:.100}'; it is not whole")
         start, found = _record(info, fd, path)
-        if found < wanted:
+        if found != wanted:
             raise SourceError(f"{path}: record 'data/{key:.100}' has {found:,} bytes, expected {wanted:,}")
         return start
 
