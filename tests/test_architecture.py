@@ -8,7 +8,7 @@ import pytest
 
 from qcs4w_packer import Request, SelectionError, UnknownTensorError
 from qcs4w_packer.architecture import tied_names
-from qcs4w_packer.select import Choice, choose
+from qcs4w_packer.select import Choice, choose, notices
 from qcs4w_packer.weights import Source, SourceTensor
 
 Shape = tuple[int, ...]
@@ -53,8 +53,11 @@ def test_conv1d_is_turned_with_a_notice(model: str) -> None:
     turned = found["h.0.mlp.c_fc.weight"]
     assert (turned.out_features, turned.in_features) == (24, 6)
     assert turned.notice == f"{model}'s Conv1D stores [in, out]"
-    assert turned.reason == f"linear weight by name; {model}'s Conv1D stores [in, out]; transposed"
+    assert turned.reason == f"linear weight by name; {model}'s Conv1D stores [in, out]"
     assert found["score.weight"].notice is None
+    assert notices(found.values()) == [
+        f"transposed: {model}'s Conv1D stores [in, out]: 'h.0.attn.c_attn.weight' and 3 more"
+    ]
 
 
 @pytest.mark.parametrize("model", ["gpt_bigcode", "gpt_neo", "starcoder2", "bridgetower"])

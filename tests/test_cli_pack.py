@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import CommandLine
+from making import write_safetensors
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -145,3 +146,29 @@ def test_a_container_is_not_packed_again(packed_file: Path, qcs4w: CommandLine) 
 def test_the_output_is_named_as_what_it_is(checkpoint: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
     """An output with another suffix than .safetensors is refused, with the right name as the hint."""
     assert "p.safetensors" in qcs4w.refused("pack", checkpoint, "-o", tmp_path / "p.npz")
+
+
+def test_fp8_is_dequantized_and_its_scale_left_out(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """The dry run and the JSON say what is used up, and `verify --source` and `inspect --against` read the floats."""
+    weight = np.random.default_rng(0).integers(0, 0x7E, (5, 7), np.uint8)
+    tensors = {"a.weight": ("F8_E4M3", (5, 7), weight.tobytes()), "a.weight_scale": ("F32", (), b"\0\0\0\x3c")}
+    source = write_safetensors(tmp_path / "m.safetensors", tensors)
+    assert "used up: scale of a.weight" in qcs4w("pack", source, "--dry-run").out
+    out = tmp_path / "p.safetensors"
+    document = qcs4w("pack", source, "-o", out, "--json").document
+    assert document["packed"][0]["source_dtype"] == "F8_E4M3"
+    assert document["carried"][0] | {"nbytes": 4} == {
+        "tensor": "a.weight_scale", "dtype": "F32", "shape": [], "nbytes": 4,
+        "reason": "used up: scale of a.weight", "left_out": True,
+    }  # fmt: skip
+    assert "source equal" in qcs4w("verify", out, "--source", source).out
+    assert qcs4w("inspect", out, "--against", source).code == 0
+    lone = write_safetensors(tmp_path / "lone.safetensors", {"a.weight": tensors["a.weight"]})
+    assert "has no scale: none of a.weight_scale_inv, " in qcs4w.refused("pack", lone, "--dry-run")
+
+
+def test_patterns_and_additions(checkpoint: Path, qcs4w: CommandLine) -> None:
+    """--also adds to the default choice; `re:` stands wherever a glob does."""
+    document = qcs4w("pack", checkpoint, "-n", "--json", "--also", "re:embed.*", "--exclude", r"re:.*\.1\..*").document
+    assert [tensor["tensor"] for tensor in document["packed"]] == ["embed_tokens.weight", "layers.0.fc.weight"]
+    assert "unterminated character set at character 2" in qcs4w.refused("pack", checkpoint, "-n", "--also", "re:a[b")

@@ -70,9 +70,11 @@ BAD_LINES = {
     "not UTF-8": ('{"file": "\udcff"}', "is no JSON"),
     "a list": ("[1]", "is no JSON object"),
     "no file": ('{"tensor": "a"}', "names no file"),
+    "two files": ('{"file": "packed.safetensors", "file": "other.safetensors"}', "says 'file' twice"),
     "a typo": ('{"file": "a", "tensors": "b"}', "'tensors' is not known"),
     "no path": ('{"file": 7}', "file is 7, expected a path"),
-    "no rows": ('{"file": "a", "rows": 0}', "rows is 0, expected a whole number from 1"),
+    "no rows": ('{"file": "a", "rows": 0}', "rows is 0, expected a whole number from 1 to 4294967295"),
+    "no seed": ('{"file": "a", "seed": 18446744073709551616}', "expected a whole number from 0 to 1844674407370955"),
     "half a row": ('{"file": "a", "rows": 1.5}', "rows is 1.5"),
     "true rows": ('{"file": "a", "rows": true}', "rows is true"),
     "no number": ('{"file": "a", "source": "s", "max_quant_error": NaN}', "max_quant_error is NaN"),
@@ -103,6 +105,29 @@ def test_bad_lines_are_named_and_the_rest_goes_on(packed_file: Path, tmp_path: P
         assert words in each["error"]["message"]
 
 
+def test_a_manifest_may_begin_as_some_editors_write_it(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """A byte order mark and lines that end in CR LF are no fault; seeds are as large as --seed takes them."""
+    line = b'{"file": "packed.safetensors", "seed": 18446744073709551615}\r\n'
+    (tmp_path / "m.jsonl").write_bytes(b"\xef\xbb\xbf" + line + line)
+    assert qcs4w("verify", "--manifest", tmp_path / "m.jsonl", "--json").document["summary"]["pass"] == 4
+
+
+def test_a_kernel_is_not_passed_over_in_silence(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """A line with an output is an error where a kernel is to be judged: it would not run."""
+    np.save(tmp_path / "x.npy", np.ones((1, 12), np.float32))
+    line = {"file": "packed.safetensors", "tensor": "layers.1.fc", "input": "x.npy", "output": "x.npy"}
+    manifest = manifest_of(tmp_path / "m.jsonl", line)
+    result = qcs4w("verify", "--manifest", manifest, "--kernel", "linear_naive")
+    assert result.code == 2
+    assert "no kernel runs, --kernel has no meaning" in result.err
+
+
+def test_stdin_is_read_once(packed_file: Path, qcs4w: CommandLine) -> None:
+    """Two lists, or a list and an input, from stdin are refused: the second would be empty."""
+    for options in (["--manifest", "-", "--files-from", "-"], ["-x", "-", "--manifest", "-"]):
+        assert "cannot share stdin" in qcs4w.refused("verify", packed_file, *options)
+
+
 def test_strict_stops_at_a_bad_line(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
     """--strict: what stands before the bad line is reported, what stands after it is not, and that is said."""
     manifest = manifest_of(tmp_path / "m", {"file": "packed.safetensors"}, "?", {"file": "packed.safetensors"})
@@ -124,6 +149,7 @@ def test_manifests_that_cannot_be_read(tmp_path: Path, qcs4w: CommandLine) -> No
     """A manifest that is missing, a folder, or empty is one error."""
     assert "missing: cannot be read" in qcs4w.refused("verify", "--manifest", tmp_path / "missing")
     assert "cannot be read" in qcs4w.refused("verify", "--manifest", tmp_path)
+    assert "missing: cannot be read" in qcs4w.refused("verify", tmp_path, "--manifest", tmp_path / "missing")
     (tmp_path / "empty").write_text("\n\n")
     assert "there is nothing to verify" in qcs4w.refused("verify", "--manifest", tmp_path / "empty")
 
@@ -154,6 +180,15 @@ def test_nothing_in_a_folder_or_glob_is_said(tmp_path: Path, packed_file: Path, 
     assert "there is no packed file in this folder" in result.err
     assert "*.nothing: matches no file" in result.err
     assert "2 passed, 0 failed, 2 could not be checked" in result.out
+
+
+def test_a_folder_without_packed_files_does_not_end_a_glob(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """What a pattern matches after such a folder is verified all the same."""
+    (tmp_path / "many" / "a").mkdir(parents=True)
+    save_packed(tmp_path / "many" / "b.safetensors", "fc.weight")
+    document = qcs4w("verify", tmp_path / "many" / "*", "--json").document
+    assert places(document) == [("a", None), ("b.safetensors", "fc.weight")]
+    assert document["summary"] == {"pass": 1, "fail": 0, "error": 1}
 
 
 def test_every_tensor_is_in_exactly_one_shard(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
@@ -237,6 +272,11 @@ def test_thresholds_of_the_quantization_error(packed_file: Path, checkpoint: Pat
     assert [r["max_quant_error"] for r in document["results"]] == [0.5, 0.01]
     assert [r["exceeds_quant_error"] for r in document["results"]] == [False, True]
     assert "no tensor fits '*.9.*'" in qcs4w(*arguments, "--max-quant-error", "*.9.*=0.01").err
+    document = qcs4w(
+        *arguments, "--max-quant-error", r"re:.*\.1\..*=0.01", "--max-quant-error", "0.5", "--json"
+    ).document
+    assert [r["max_quant_error"] for r in document["results"]] == [0.5, 0.01]
+    assert "unterminated" in qcs4w.refused(*arguments, "--max-quant-error", "re:(=0.01")
 
 
 def test_thresholds_for_the_lines_of_a_manifest(

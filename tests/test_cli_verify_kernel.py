@@ -81,6 +81,11 @@ def test_too_small_a_grid_is_told_as_such(packed: Path, tmp_path: Path, qcs4w: C
         (["--grid", "1", "--define", "WORKGROUP"], "is not NAME=VALUE"),
         (["--grid", "1", "--define", "WORKGROUP=4096"], "max-compute-invocations-per-workgroup"),
         (["--grid", "1", "--workgroup", "N"], "cannot evaluate 'N'"),
+        (["--grid", "1", "--workgroup", "0"], "'0' is not one to three numbers from 1"),
+        (["--grid", "1", "--workgroup", "8, 0"], "'8, 0' is not one to three numbers from 1"),
+        (["--grid", "1", "--workgroup", "8, 4, 2, 1"], "is not one to three numbers from 1"),
+        (["--grid", "1", "--workgroup", ""], "'' is not one to three numbers from 1"),
+        (["--grid", "1", "--timeout", "nan"], "'nan' is no number of seconds"),
     ],
 )
 def test_what_does_not_fit_a_kernel_is_said(
@@ -104,6 +109,8 @@ def test_a_constant_without_a_value_is_named(packed: Path, tmp_path: Path, qcs4w
     """An override constant that has no default has to be defined; a const cannot be."""
     path = tmp_path / "mine.wgsl"
     source = edited(MINE.read_text(), ("override WORKGROUP: u32 = 64u;", "@id(7) override WORKGROUP: u32;"))
+    path.write_text(source)
+    assert "--define WORKGROUP=VALUE sets it" in qcs4w.refused("verify", packed, "--kernel", path)
     path.write_text(source.replace("@workgroup_size(WORKGROUP)", "@workgroup_size(64)"))
     assert "--define WORKGROUP=VALUE sets it" in qcs4w("verify", packed, "--kernel", path, "--grid", "1").err
     assert qcs4w("verify", packed, "--kernel", path, "--define", "WORKGROUP=64").code == 0
@@ -137,6 +144,14 @@ def test_the_sweep_ends_at_the_first_shape_that_fails(kernel: str, shape: str, w
     document = qcs4w("verify", "--sweep", "--kernel", KERNELS / f"{kernel}.wgsl", "--json").document
     assert document["results"][-1]["tensor"] == shape
     assert [result["status"] for result in document["results"][:-1]] == ["pass"] * (len(document["results"]) - 1)
+
+
+def test_the_shapes_of_a_sweep_are_dealt_out(qcs4w: CommandLine) -> None:
+    """Each shape is in one shard, as each tensor is."""
+    parts = [qcs4w("verify", "--sweep", "--shard", f"{i}/3", "--json").document["results"] for i in (1, 2, 3)]
+    shapes = [result["tensor"] for part in parts for result in part]
+    assert sorted(map(len, parts)) == [23, 24, 24]
+    assert len(set(shapes)) == len(shapes)
 
 
 def test_a_sweep_and_files_are_one_answer(packed: Path, qcs4w: CommandLine) -> None:

@@ -1,6 +1,7 @@
 """verify's reports: they agree with each other, are whole or not there, and take hostile names."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -141,6 +142,63 @@ def test_reports_are_not_overwritten(tmp_path: Path, qcs4w: CommandLine) -> None
     assert not lines.exists()  # nothing was verified: nothing is in the way of the next try
     assert "both want stdout" in qcs4w(*arguments, "--jsonl", "-", "--json").out
     assert not same.exists()
+
+
+def test_no_report_replaces_what_is_read(
+    packed_file: Path, checkpoint: Path, tmp_path: Path, qcs4w: CommandLine
+) -> None:
+    """Not even --force lets a report take the place of a packed file, source, input, output, manifest or kernel."""
+    packed, x, y = packed_file, tmp_path / "x.npy", tmp_path / "y.npy"
+    np.save(x, np.zeros((1, 12), np.float32))
+    np.save(y, np.zeros((1, 8), np.float32))
+    manifest, kernel, names = tmp_path / "m.jsonl", tmp_path / "mine.wgsl", tmp_path / "names"
+    manifest.write_text('{"file": "none.safetensors"}\n{"file": "packed.safetensors"}\n')
+    kernel.write_bytes((Path(__file__).parent.parent / "examples" / "my_kernel.wgsl").read_bytes())
+    names.write_text(f"{packed}\n")
+    one = ["--tensor", "layers.1.fc", "-x", x]
+    cases: list[tuple[Path, list[str | Path]]] = [
+        (packed, [packed]),
+        (packed, [tmp_path / "pack*"]),
+        (packed, ["--manifest", manifest]),
+        (manifest, ["--manifest", manifest]),
+        (names, ["--files-from", names]),
+        (checkpoint, [packed, "--source", checkpoint]),
+        (kernel, [packed, "--kernel", kernel]),
+        (kernel, ["--sweep", "--kernel", kernel]),
+        (x, [packed, *one]),
+        (y, [packed, *one, "-y", y]),
+    ]
+    for file, arguments in cases:
+        before = file.read_bytes()
+        for kind in ("--csv", "--jsonl"):
+            error = qcs4w.refused("verify", *arguments, kind, file, "--force")
+            assert "is the file being read; sources are never changed" in error
+            assert file.read_bytes() == before
+    (tmp_path / "old.csv").write_text("old")
+    assert qcs4w("verify", packed, "--csv", tmp_path / "old.csv", "--force").code == 0
+    assert "layers.1.fc" in (tmp_path / "old.csv").read_text()
+
+
+def test_reports_that_cannot_be_written_are_refused_before_any_work(
+    packed_file: Path, tmp_path: Path, qcs4w: CommandLine
+) -> None:
+    """A report has a file of its own, which is neither stdout nor the folder of --save-failing."""
+    assert "does not go to stdout" in qcs4w.refused("verify", packed_file, "--csv", "-")
+    folder = tmp_path / "failing"
+    assert "cannot both go to" in qcs4w.refused("verify", packed_file, "--csv", folder, "--save-failing", folder)
+
+
+def test_a_file_name_that_is_no_unicode(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """What cannot be checked is in every report, whatever the bytes of its name."""
+    missing = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\x1b[31m<b>.safetensors")
+    result = qcs4w("verify", packed_file, missing, *report_options(tmp_path))
+    assert result.code == 2
+    assert "2 passed, 0 failed, 1 could not be checked" in result.out
+    assert "internal" not in result.err
+    for name in ("r.xml", "r.csv", "r.md", "r.html"):
+        text = (tmp_path / name).read_text()
+        assert "udcff" in text
+        assert "\x1b" not in text
 
 
 def test_a_page_without_matplotlib(tmp_path: Path, qcs4w: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

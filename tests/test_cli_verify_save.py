@@ -123,6 +123,15 @@ def test_nothing_is_written_where_nothing_fails(tmp_path: Path, rng: np.random.G
     assert not (tmp_path / "failing").exists()
 
 
+def test_a_shape_of_a_sweep_that_is_not_saved_is_told(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Shapes of a sweep are small and not saved; the user who asked for a folder is told so."""
+    (tmp_path / "mine.wgsl").write_text(edited(MINE.read_text(), ("pair >> 4u", "pair >> 3u")))
+    options = ("--sweep", "--kernel", tmp_path / "mine.wgsl", "--save-failing", tmp_path / "failing")
+    result = qcs4w("verify", *options)
+    assert result.code == 1
+    assert f"1 failing tensor not in {tmp_path / 'failing'}" in result.err
+
+
 def test_a_folder_is_never_lost(tmp_path: Path, rng: np.random.Generator, qcs4w: CommandLine) -> None:
     """A folder that is there is refused; --force replaces one of ours, and no other."""
     path, folder, kernel = packed_files(tmp_path, rng, (5, 7)), tmp_path / "failing", tmp_path / "mine.wgsl"

@@ -176,6 +176,22 @@ def test_faulty_kernels_are_refused(source: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "}" * 20_000 + "{" * 20_000 + "}" * 20_000,
+        "{)" * 20_000 + "}" * 20_000,
+        "(" * 101,
+        "{" * 200_000 + "}" * 200_000,
+    ],
+    ids=["stray ones first", "of two kinds", "not closed", "nested"],
+)
+def test_brackets_do_not_keep_the_parser_busy(text: str) -> None:
+    """Text that is nested without end is refused at once, however its brackets are mixed."""
+    with pytest.raises(KernelError, match="is nested"):
+        parse_kernel("k", SMALL + text)
+
+
+@pytest.mark.parametrize(
     "expression",
     [
         "__import__('os').system('touch hacked')",
@@ -234,6 +250,9 @@ def test_kernel_files_are_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.wgsl"
     path.write_text(SMALL, "utf-8")
     assert read_kernel(path).name == "mine"
+    plain = read_kernel(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # as some editors write it
+    assert read_kernel(path) == plain
     path.write_bytes(b"\xff\xfe")
     for wrong in (path, tmp_path / "none.wgsl", tmp_path):
         with pytest.raises(KernelError, match=re.escape(str(wrong))):

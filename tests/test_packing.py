@@ -495,7 +495,7 @@ def test_a_full_disk_is_told(tmp_path: Path, weight: np.ndarray) -> None:
     done = run_python(
         "import resource, sys\n"
         "from qcs4w_packer import pack_file, OutputError\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500))\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1200, 1200))\n"
         "try: pack_file(sys.argv[1], sys.argv[2], force=True)\n"
         "except OutputError as error: print(error)",
         path,

@@ -29,6 +29,7 @@ COMMANDS = {
     "check": "Check what another runtime will refuse.",
     "vectors": "Write test vectors for kernels in any language.",
     "convert": "Read and write the 4-bit layouts of other tools.",
+    "unpack": "Turn packed linears back into float weights.",
     "devices": "List the WebGPU adapters of this machine.",
 }
 

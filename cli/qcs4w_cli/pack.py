@@ -15,15 +15,17 @@ from .report import carried_table, pack_document, pack_table, pack_warnings, plu
 @click.option("-o", "--output", type=PATH, help="The container to make (a .safetensors file; a folder of a folder).")
 @click.option("--tensor", "tensors", multiple=True, metavar="NAME", help="Pack this tensor only. Repeatable.")
 @click.option(
-    "--include", multiple=True, metavar="GLOB", help="Pack the matrices that match, in place of the default choice."
-)
-@click.option("--also", multiple=True, metavar="GLOB", help="Pack these too: a head, an embedding, a stack of experts.")
-@click.option("--exclude", multiple=True, metavar="GLOB", help="Leave the tensors that match unpacked.")
-@click.option(
-    "--transpose", multiple=True, metavar="GLOB", help="Pack these the other way round: the file has [in, out]."
+    "--include", multiple=True, metavar="PATTERN", help="Pack the matrices that match, in place of the default choice."
 )
 @click.option(
-    "--no-transpose", multiple=True, metavar="GLOB", help="These are [out, in], whatever their names suggest."
+    "--also", multiple=True, metavar="PATTERN", help="Pack these too: a head, an embedding, a stack of experts."
+)
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave the tensors that match unpacked.")
+@click.option(
+    "--transpose", multiple=True, metavar="PATTERN", help="Pack these the other way round: the file has [in, out]."
+)
+@click.option(
+    "--no-transpose", multiple=True, metavar="PATTERN", help="These are [out, in], whatever their names suggest."
 )
 @click.option("--packed-only", is_flag=True, help="Do not copy the other tensors (biases, norms, …) along.")
 @click.option(
@@ -61,6 +63,9 @@ def command(
     SOURCE is a .safetensors, .npy, .npz, .pt, .pth or .bin file, or the folder of a checkpoint. By default every 2-D
     float tensor that is a linear weight by name is packed (no embeddings, norms, heads or routers: --dry-run lists
     them with the reason), and all other tensors are copied as they are, so that the result is a whole checkpoint.
+    Weights in fp8 are dequantized by the scales beside them first.
+
+    A PATTERN is a name, a glob ('*.mlp.*'), or re: and a regular expression; it has to fit the whole name.
 
     A run that was broken off (Ctrl-C, a kill, a full disk) goes on when the same command is given again.
 
@@ -69,6 +74,7 @@ def command(
       qcs4w pack model.safetensors --dry-run
       qcs4w pack model.safetensors -o packed.safetensors
       qcs4w pack model.safetensors -o packed.safetensors --exclude 'pooler.*' --force
+      qcs4w pack model.safetensors --dry-run --also 're:embeddings[.](word|position)_.*'
     """  # noqa: D301
     from qcs4w_packer import Request, UsageError, Watch, pack_file
 
@@ -101,6 +107,8 @@ def command(
     if (report.carried or report.dropped) and (dry_run or verbose):
         console.answer("")
         console.answer(carried_table(report))
+    for notice in report.notices:
+        console.note(notice)
     for what in report.left_out:
         console.warn(f"not in the output: {what}")
     for warning in pack_warnings(report):

@@ -258,6 +258,7 @@ def pack_document(report: "PackReport") -> dict[str, Any]:
             for choice in (*report.carried, *report.dropped)
         ],
         "left_out": list(report.left_out),
+        "notices": list(report.notices),
     }
 
 
@@ -367,7 +368,7 @@ def _faults(probe: dict[str, Any], out_features: int) -> list[str]:
             "too few workgroups, or a store left out"
         )
     if not probe["guards_intact"]:
-        texts.append("something was written behind y: a store without a bounds check")
+        texts.append("something was written behind y: a store without a bounds check, or one by arrayLength(&y)")
     return texts
 
 

@@ -8,7 +8,7 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from .report import clean_line, plural, verdict_lines
+from .report import clean, clean_line, plural, verdict_lines
 from .report_tables import finding, flat, share
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _details(results: Sequence[Result], failed: Sequence[int], pictures: "Mappin
         else:
             text = "\n".join(clean_line("".join(part for part, _ in line)).strip() for line in verdict_lines(result))
         heading = f'<h3 class="{result["status"]}">{_text(place)}</h3>'
-        parts.append(f'<article id="t{index}">{heading}<pre>{escape(text)}</pre>')
+        parts.append(f'<article id="t{index}">{heading}<pre>{_lines(text)}</pre>')
         if index in pictures:
             from .report_plots import svgs
 
@@ -112,4 +112,9 @@ def _cell(value: Any, content: str, kind: str = "") -> str:
 
 
 def _text(text: str) -> str:
-    return escape(clean_line(text).encode("utf-8", "backslashreplace").decode())
+    return _lines(clean_line(text))
+
+
+def _lines(text: str) -> str:
+    """Return text without what a page cannot hold: control characters but newlines, halves of surrogate pairs."""
+    return escape(clean(text).encode("utf-8", "backslashreplace").decode())

@@ -3,6 +3,7 @@
 import itertools
 import os
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from .verify_batch import Batch, Shard
 from .verify_kernel import KernelRequest, kernel_options, watch
 from .verify_options import ShardType, ThresholdType, thresholds_of
 from .verify_reports import FORMATS, open_reports, report_options
-from .verify_requests import Request, read_manifest, requests_of
+from .verify_requests import Request, Unusable, open_manifest, read_manifest, requests_of
 from .verify_save import FailingFolder
 from .verify_work import Device, Setting
 
@@ -158,6 +159,8 @@ def command(
     if lines_to_stdout and as_json:
         raise UsageError("--json and --jsonl - both want stdout", hint="give --jsonl a file")
     console = Console("verify", as_json, quiet, answers_to_stderr=lines_to_stdout)
+    if [*map(str, (manifest, files_from, input_path))].count("-") > 1:
+        raise UsageError("--manifest, --files-from and --input cannot share stdin", hint="give but one of them -")
     paths = [*packed, *(read_file_list(files_from) if files_from else [])]
     if kernel.watch:
         return _watch(kernel, console)
@@ -166,8 +169,9 @@ def command(
     if than is not None:
         from .verify_than import verify_than
 
-        others = (manifest, files_from, output, kernel.name, blob, shard, jsonl, *reports_wanted.values())
-        if len(paths) != 1 or source is None or limits or kernel.sweep or any(given is not None for given in others):
+        others = (manifest, files_from, output, blob, shard, jsonl, save_failing, *reports_wanted.values())
+        flags = (limits, kernel != KernelRequest(), no_bias, fail_fast, strict)
+        if len(paths) != 1 or source is None or any(flags) or any(given is not None for given in others):
             raise UsageError("--than compares two packed files: give one PACKED, --source, and perhaps --input")
         return verify_than(paths[0], than, source, input_path, tensors, console)
     thresholds = thresholds_of(limits)
@@ -183,13 +187,22 @@ def command(
             input_path = stack.enter_context(standard_input(input_path))
         for given in filter(None, (source, input_path, output)):
             open_source(given).close()  # a fault of theirs is one error, and not one of each tensor
-        reports = open_reports(stack, jsonl, {kind: reports_wanted[kind] for kind in FORMATS}, force=force)
+        reports = open_reports(
+            stack, jsonl, {kind: reports_wanted[kind] for kind in FORMATS}, save_failing, force=force
+        )
         template = Request(Path(), tensors, input_path, output, source, rows, seed, thresholds)
         saved = None
         if save_failing is not None:
             saved = FailingFolder(save_failing, kernel, force=force)
             saved.check()
         chosen = kernel.read()
+        requests: Iterable[Request | Unusable] = requests_of(paths, template)
+        if manifest is not None:
+            lines = read_manifest(stack.enter_context(open_manifest(manifest)), manifest, template)
+            requests = itertools.chain(requests, lines)
+        also = [Path(files_from) if files_from else None, manifest, kernel.file, source, input_path, output]
+        also += [blob.scales if blob else None]
+        requests = reports.spare(requests, [path for path in also if path is not None])
         device = Device(lambda: kernel.watched(Gpu(adapter, engine=engine, require_gpu=require_gpu), console))
         batch = Batch(
             Setting(device, chosen, with_bias=not no_bias, draw=reports.wants_pictures),
@@ -206,13 +219,12 @@ def command(
         if output is None and (paths or kernel.sweep):  # without an adapter that is one error; a manifest may need none
             console.note(f"adapter: {device.gpu.adapter}; {device.gpu.reason}")
         if kernel.sweep:
-            for result in kernel.sweep_results(device.gpu, chosen, seed):
+            for result in kernel.sweep_results(device.gpu, chosen, seed, shard):
                 reports.add(result, None)
+                if saved is not None:
+                    saved.left_out += result["status"] == "fail"  # it is small, and --sweep repeats it
                 if result["status"] != "pass":  # of the shapes that pass, the number is enough
                     _show(result, 0, console)
-        requests = requests_of(paths, template)
-        if manifest is not None:
-            requests = itertools.chain(requests, read_manifest(manifest, template))
         several = manifest is not None or len(paths) > 1 or any(map(_stands_for_several, paths))
         file_shown = None
         for outcome in batch.results(requests):
@@ -240,7 +252,8 @@ def command(
         f"{counts['error']} could not be checked" + f"; shard {shard}" * (shard.count > 1)
     )
     names = [result["tensor"] for result in results if result["tensor"] is not None]
-    if (idle := thresholds.unused(names)) and shard == Shard() and not batch.stopped:
+    idle = thresholds.unused(names) if shard == Shard() and not batch.stopped else []
+    if idle:
         console.warn(f"--max-quant-error: no tensor fits {quoted(idle)}")
     if batch.stopped:
         console.warn("stopped there; the rest was not looked at")
@@ -261,6 +274,7 @@ def command(
             "summary": summary,
             "stopped": batch.stopped,
             "unused_inputs": unused,
+            "unused_thresholds": idle,
             "unchecked": batch.unchecked,
             "results": results,
         },

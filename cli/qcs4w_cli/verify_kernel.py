@@ -1,6 +1,7 @@
 """verify: the options of a kernel that somebody is writing, its sweep of shapes, its watchdog, and --watch."""
 
 import functools
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from .report import error_document, to_json, verdict_document
 
 if TYPE_CHECKING:
     from qcs4w_gpu import Gpu, Kernel
+
+    from .verify_batch import Shard
 
 _PATIENCE_S = 10.0
 _POLL_S = 0.2
@@ -102,12 +105,12 @@ class KernelRequest:
         gpu.watchdog = Watchdog(seconds, bark)
         return gpu
 
-    def sweep_results(self, gpu: "Gpu", kernel: "Kernel | None", seed: int) -> Iterator[dict[str, Any]]:
-        """Yield the JSON form of a result for each shape, the smallest first, up to the first that does not pass."""
+    def sweep_results(self, gpu: "Gpu", kernel: "Kernel | None", seed: int, shard: "Shard") -> Iterator[dict[str, Any]]:
+        """Yield the JSON form of a result for each shape of a shard, the smallest first, up to the first failure."""
         from qcs4w_gpu.sweep import sweep, sweep_shapes
         from qcs4w_packer import Qcs4wError
 
-        shapes = sweep_shapes()
+        shapes = [shape for position, shape in enumerate(sweep_shapes()) if shard.holds(position)]
         judged = sweep(gpu, kernel, shapes=shapes, seed=seed)
         for shape in shapes:
             place = {"file": "sweep", "tensor": str(shape)}
@@ -153,7 +156,7 @@ def kernel_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--timeout",
             metavar="SECONDS",
-            type=click.FloatRange(0, 1e6, min_open=True),
+            type=SecondsType(0, 1e6, min_open=True),
             help="How long one dispatch may take.  [default: 10 for a kernel of yours]",
         ),
         click.option("--watch", is_flag=True, help="Verify again whenever your kernel is saved; Ctrl-C ends it."),
@@ -168,6 +171,17 @@ def kernel_options(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in reversed(options):
         decorated = option(decorated)
     return decorated
+
+
+class SecondsType(click.FloatRange):
+    """A time; no range of click's refuses NaN."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse the text."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"'{value:.20}' is no number of seconds", param, ctx)
+        return seconds
 
 
 class DefineType(click.ParamType):  # type: ignore[type-arg]  # generic in recent clicks only

@@ -27,9 +27,9 @@ class ShardType(click.ParamType):  # type: ignore[type-arg]  # generic in recent
 
 
 class ThresholdType(click.ParamType):  # type: ignore[type-arg]
-    """A threshold for all tensors, or for those whose names fit a pattern: X or GLOB=X."""
+    """A threshold for all tensors, or for those whose names fit a pattern: X or PATTERN=X."""
 
-    name = "[glob=]x"
+    name = "[pattern=]x"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str | None, float]:
         """Parse the text."""
@@ -41,12 +41,20 @@ class ThresholdType(click.ParamType):  # type: ignore[type-arg]
         except ValueError:
             limit = math.nan
         if not 0 <= limit < math.inf or (equals and not pattern):
-            self.fail(f"'{value:.80}' is neither X nor GLOB=X with X from 0, such as '*.mlp.*=0.15'", param, ctx)
+            self.fail(f"'{value:.80}' is neither X nor PATTERN=X with X from 0, such as '*.mlp.*=0.15'", param, ctx)
         return pattern or None, limit
 
 
 def thresholds_of(limits: Sequence[tuple[str | None, float]]) -> Thresholds:
-    """Gather what --max-quant-error was given."""
+    """Gather what --max-quant-error was given.
+
+    Raises:
+        UsageError: a regular expression is not sound.
+    """
+    from qcs4w_packer.name_patterns import find_names
+
+    for pattern, _ in limits:
+        find_names((), pattern or "")  # a fault is told before the work begins
     general = [limit for pattern, limit in limits if pattern is None]
     by_pattern = tuple((pattern, limit) for pattern, limit in limits if pattern is not None)
     return Thresholds(general[-1] if general else None, by_pattern)

@@ -44,6 +44,7 @@ class FailingFolder:
 
     def add(self, work: Work, verdict: "Verdict") -> None:
         """Look for the smallest input that fails as this tensor does."""
+        from qcs4w_gpu import DeviceLostError
         from qcs4w_packer import Qcs4wError
 
         if len(self._kept) == _MOST:
@@ -51,8 +52,10 @@ class FailingFolder:
             return
         try:
             found = work.reproduce(verdict)
-        except Qcs4wError:  # the verdict stands; what made it cannot be told smaller
+        except Qcs4wError as error:  # the verdict stands; what made it cannot be told smaller
             found = None
+            if isinstance(error, DeviceLostError):  # the next tensor gets a new one, and is not blamed
+                work.setting.device.close()
         if found is None:
             self.left_out += 1
         else:

@@ -72,13 +72,24 @@ def judge_output(
         bounded=found,
         source=check,
         causes=tuple(causes),
-        warnings=tuple(weight_warnings(packed)),
+        warnings=(*weight_warnings(packed), *_blindness(wanted.y, bound)),
         output_dtype=dtype,
         max_quant_error=max_quant_error,
     )
     if not draw or verdict.status == "pass":
         return verdict
     return replace(verdict, picture=picture_of(packed, y, wanted.y, bound, right=overflow))
+
+
+def _blindness(y: NDArray[np.float64], bound: NDArray[np.float64]) -> list[str]:
+    """Say where the judge cannot see: there is no exact probe to catch what hides within the bound."""
+    hidden = int((np.abs(y) <= bound).sum())
+    if 2 * hidden < y.size:
+        return []
+    return [
+        f"{hidden:,} of {y.size:,} elements of y should be no larger than their bound, so that zeros would pass there: "
+        "the input is zero or tiny, or K so large that sums in float32 may lose everything"
+    ]
 
 
 def _leading(array: NDArray[np.floating]) -> tuple[int, ...]:

@@ -304,7 +304,8 @@ def compare(
 
 def _worst(excess: NDArray[np.float64], error: NDArray[np.float64]) -> int:
     """Return the flat index of the largest excess; among equals (infinite ones, say) the largest error."""
-    return int(np.lexsort((error.ravel(), excess.ravel()))[-1])
+    places = np.flatnonzero(excess == excess.max())  # no sorting: y may have a hundred million elements
+    return int(places[error.ravel()[places].argmax()])
 
 
 def _blocks(packed: PackedLinear) -> "Iterator[tuple[torch.Tensor, torch.Tensor]]":

@@ -140,7 +140,7 @@ def read_kernel(path: str | os.PathLike[str], settings: KernelSettings = PLAIN) 
             raise KernelError(f"{path}: {'is no regular file' if path.exists() else 'cannot be read: no such file'}")
         if path.stat().st_size > _MOST_BYTES:
             raise KernelError(f"{path}: has {path.stat().st_size:,} bytes, expected {_MOST_BYTES:,} at most")
-        return parse_kernel(path.stem, path.read_text("utf-8"), settings)
+        return parse_kernel(path.stem, path.read_text("utf-8-sig"), settings)  # some editors begin a file with a mark
     except OSError as error:
         raise KernelError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -161,7 +161,7 @@ def parse_kernel(name: str, source: str, settings: KernelSettings = PLAIN) -> Ke
     entries = [entry for entry in _ENTRY.finditer(code) if _attribute(entry, "compute") is not None]
     if len(entries) != 1:
         raise KernelError(f"{where} has {len(entries)} @compute entry points, expected one")
-    grid = settings.grid or directives.get("grid")
+    grid = directives.get("grid") if settings.grid is None else settings.grid
     if grid is None:
         raise KernelError(
             f"{where} does not say how many workgroups it needs",
@@ -171,10 +171,11 @@ def parse_kernel(name: str, source: str, settings: KernelSettings = PLAIN) -> Ke
     overrides = read_overrides(scope)
     defines = settle(overrides, settings.defines, _constant_names(scope), where)
     constants = _constants(scope, overrides, defines)
-    size, what = settings.workgroup or _attribute(entries[0], "workgroup_size") or "", f"{where}: workgroup_size"
-    if settings.workgroup is not None and not size.strip():
-        raise KernelError(f"{what}: it is empty")
-    x, y, z = [*arguments(size, constants, what), 1, 1, 1][:3]
+    unset = tuple(name for name, each in overrides.items() if each.default is None and each not in defines)
+    size = _attribute(entries[0], "workgroup_size") or "" if settings.workgroup is None else settings.workgroup
+    if missing := next((name for name in re.findall(r"\w+", size) if name in unset), None):
+        raise _without_value(name, missing)
+    x, y, z = _workgroup_size(size, constants, f"{where}: workgroup_size")
     bindings: dict[int, BufferKind] = {}
     for found in _BINDING.finditer(code):
         group, binding = _attribute(found, "group"), _attribute(found, "binding")
@@ -195,7 +196,21 @@ def parse_kernel(name: str, source: str, settings: KernelSettings = PLAIN) -> Ke
         row_align=evaluate_positive(directives.get("row_align", "1"), constants, f"{where}: row_align"),
         features=_enabled(code),
         defines={override.key: value for override, value in defines.items()},
-        unset=tuple(name for name, each in overrides.items() if each.default is None and each not in defines),
+        unset=unset,
+    )
+
+
+def _workgroup_size(text: str, constants: Mapping[str, int], what: str) -> tuple[int, int, int]:
+    sizes = arguments(text, constants, what)
+    if not 1 <= len(sizes) <= 3 or min(sizes) < 1 or text.strip()[:1] == ",":
+        raise KernelError(f"{what}: '{text}' is not one to three numbers from 1, such as 64 or 8, 8")
+    x, y, z = [*sizes, 1, 1][:3]
+    return x, y, z
+
+
+def _without_value(kernel: str, constant: str) -> KernelError:
+    return KernelError(
+        f"kernel '{kernel}': the override constant '{constant}' has no value", hint=f"--define {constant}=VALUE sets it"
     )
 
 
@@ -231,10 +246,7 @@ def check_linear(kernel: Kernel) -> None:
         KernelError: a binding is missing, or is not what the contract says.
     """
     if kernel.unset:
-        raise KernelError(
-            f"kernel '{kernel.name}': the override constant '{kernel.unset[0]}' has no value",
-            hint=f"--define {kernel.unset[0]}=VALUE sets it",
-        )
+        raise _without_value(kernel.name, kernel.unset[0])
     found = dict(kernel.bindings)
     if found == _LINEAR_BINDINGS:
         return
@@ -251,10 +263,12 @@ def check_linear(kernel: Kernel) -> None:
 
 def _check_size(code: str, where: str) -> None:
     """Refuse what only serves to keep a parser busy."""
-    depth = deepest = 0
-    for character in re.sub(r"[^()\[\]{}]", "", code):
-        depth += 1 if character in "([{" else -1
-        deepest = max(deepest, depth)
+    deepest = 0
+    for opening, brackets in (("([{", r"[^()\[\]{}]"), ("(", "[^()]"), ("[", r"[^\[\]]"), ("{", "[^{}]")):
+        depth = 0
+        for character in re.sub(brackets, "", code):
+            depth = depth + 1 if character in opening else max(0, depth - 1)  # a stray one closes nothing
+            deepest = max(deepest, depth)
     most = max(len(re.findall(kind, code)) for kind in (r"\bconst\b", r"\boverride\b", "@", r"\bvar\b"))
     if deepest > _DEEPEST or most > _MOST_OF_A_KIND or re.search(r"(?:array\s*<\s*){20}", code):
         raise KernelError(

@@ -31,15 +31,18 @@ from .pack_shard import pack_shard
 from .pack_watch import PackedTensor, Step, Tally, Watch
 from .packed import PackedLinear
 from .packed_file import PackedFile
+from .packed_folder import PackedFolder
 from .packed_sources import open_packed
 from .packing import PackReport, pack_file
 from .pte_call import PteCall, PteConstant
 from .pte_file import PteFile
 from .quantize import dequantize, quantize
 from .readings import Reading, readings
+from .request import Request
 from .rowpack import pack_weight
-from .select import Request
 from .sources import open_source
+from .unpack import UnpackReport, unpack_file
+from .unpack_plan import UnpackRequest
 from .work_folder import WorkFolder
 
 __all__ = [
@@ -58,6 +61,7 @@ __all__ = [
     "PackReport",
     "PackedEntry",
     "PackedFile",
+    "PackedFolder",
     "PackedLinear",
     "PackedTensor",
     "PlannedShard",
@@ -73,6 +77,8 @@ __all__ = [
     "Step",
     "Tally",
     "UnknownTensorError",
+    "UnpackReport",
+    "UnpackRequest",
     "UnsafePickleError",
     "UsageError",
     "Watch",
@@ -93,4 +99,5 @@ __all__ = [
     "readings",
     "save_container",
     "unpack_codes",
+    "unpack_file",
 ]

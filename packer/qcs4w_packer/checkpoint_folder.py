@@ -41,18 +41,18 @@ def open_folder(folder: Path, index: str | None = None) -> Source:
             is no JSON.
         UnsafePickleError: a .bin file that holds more than tensors.
     """
-    names, folders = _listing(folder)
+    names, folders = listing(folder)
     weights = find_weights(folder, names, index)
     config = read_json(folder / _CONFIG) if _CONFIG in names else {}
     stack = contextlib.ExitStack()
     try:
         shards = _open_shards(weights, stack)
-        tensors = _merge(weights, shards)
+        tensors = merge_tensors(weights, shards)
     except BaseException:
         stack.close()
         raise
-    metadata, disputed = _merge_metadata(shard.metadata for shard in shards)
-    beside, others = _beside(weights, names)
+    metadata, disputed = merge_metadata(shard.metadata for shard in shards)
+    beside, others = files_beside(weights, names)
     left_out = [
         *(what for shard in shards for what in shard.left_out),
         *disputed,
@@ -71,7 +71,7 @@ def open_folder(folder: Path, index: str | None = None) -> Source:
     )
 
 
-def _listing(folder: Path) -> tuple[list[str], list[str]]:
+def listing(folder: Path) -> tuple[list[str], list[str]]:
     """Return the names of all files and of all subfolders."""
     names: list[str] = []
     folders: list[str] = []
@@ -93,7 +93,7 @@ def _open_shards(weights: Weights, stack: contextlib.ExitStack) -> list[Source]:
     paths = [weights.folder / name for name in weights.files]
     missing = [path.name for path in paths if file_kind(path) is None]
     if missing:
-        raise _missing(weights, missing)
+        raise missing_fault(weights, missing)
     files = stack.enter_context(OpenFiles())
     shards: list[Source] = []
     faults: list[SourceError] = []
@@ -128,7 +128,7 @@ def _open_shard(path: Path, files: OpenFiles) -> Source:
         return Source(path, tensors, metadata=header.metadata)
 
 
-def _missing(weights: Weights, missing: list[str]) -> SourceError:
+def missing_fault(weights: Weights, missing: list[str]) -> SourceError:
     """Return the error of weight files that are not there, with what the index tells of their sizes."""
     folder, named = weights.folder, set(missing)
     dangling = [name for name in missing if (folder / name).is_symlink()]
@@ -156,7 +156,7 @@ def _bytes_of_tensors(paths: Iterable[Path]) -> int | None:
     return total
 
 
-def _merge(weights: Weights, shards: list[Source]) -> dict[str, SourceTensor]:
+def merge_tensors(weights: Weights, shards: list[Source]) -> dict[str, SourceTensor]:
     """Return the tensors of all shards, in order, once index and headers say the same.
 
     Raises:
@@ -190,7 +190,7 @@ def _stale(weights: Weights, message: str) -> SourceError:
     )
 
 
-def _merge_metadata(each: Iterable[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
+def merge_metadata(each: Iterable[Mapping[str, str]]) -> tuple[dict[str, str], list[str]]:
     """Return the string metadata of all shards, and what is left out because two shards differ in it."""
     merged: dict[str, str] = {}
     disputed: dict[str, None] = {}
@@ -202,7 +202,7 @@ def _merge_metadata(each: Iterable[Mapping[str, str]]) -> tuple[dict[str, str], 
     return kept, [f"metadata '{key:.100}' (shards differ in it)" for key in disputed]
 
 
-def _beside(weights: Weights, names: list[str]) -> tuple[tuple[Path, ...], list[str]]:
+def files_beside(weights: Weights, names: list[str]) -> tuple[tuple[Path, ...], list[str]]:
     """Return what is carried along beside the weights, and what is not, described for people.
 
     A link is followed where it ends in the folder itself or where the weights lie: caches are folders of links, and

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .errors import OutputError
+from .safetensors_file import open_for_reading, read_at
 
-_ELSEWHERE = "write elsewhere with -o"
+_CHUNK_NBYTES = 16 << 20
+_ELSEWHERE = "write elsewhere"
 
 
 @contextlib.contextmanager
@@ -33,11 +35,7 @@ def replacing(
     """
     path = check_target(target, force=force, sources=sources)
     try:
-        free = shutil.disk_usage(path.parent).free
-        if nbytes > free:
-            raise OutputError(
-                f"{path}: needs {nbytes:,} bytes, the disk has {free:,} free: {nbytes - free:,} are missing"
-            )
+        check_room(path, nbytes)
         # 40 characters of up to 4 bytes: a name may have 255 bytes.
         part = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.part"
         fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -76,11 +74,21 @@ def check_target(target: str | os.PathLike[str], *, force: bool = False, sources
                 raise OutputError(f"{target}: is not a regular file")
             if not force:
                 raise OutputError(f"{target}: exists already", hint="--force replaces it")
-        if not path.parent.is_dir():
-            raise OutputError(f"{target}: there is no folder {path.parent}")
+        _check_parent(target, path.parent)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise OutputError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     return path
+
+
+def check_room(path: Path, nbytes: int) -> None:
+    """Say before any work that a file or folder of this size does not fit on the disk that it is meant for.
+
+    Raises:
+        OutputError: it does not.
+    """
+    free = shutil.disk_usage(path.parent).free
+    if nbytes > free:
+        raise OutputError(f"{path}: needs {nbytes:,} bytes, the disk has {free:,} free: {nbytes - free:,} are missing")
 
 
 @contextlib.contextmanager
@@ -145,7 +153,7 @@ def check_folder(
     try:
         path = Path(os.path.realpath(target))
         if os.path.lexists(path) and not path.is_dir():
-            raise OutputError(f"{target}: is there already, and no folder", hint="name another folder with -o")
+            raise OutputError(f"{target}: is there already, and no folder", hint="name another folder")
         for source in sources:
             if _is_within(source, path):
                 what = "is" if source.exists() and path.samefile(source) else "holds"
@@ -158,11 +166,18 @@ def check_folder(
                     f"{target}: holds more than what was written here before; --force does not remove that",
                     hint="name another folder, or empty this one",
                 )
-        if not path.parent.is_dir():
-            raise OutputError(f"{target}: there is no folder {path.parent}")
+        _check_parent(target, path.parent)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise OutputError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     return path
+
+
+def _check_parent(target: str | os.PathLike[str], folder: Path) -> None:
+    """Refuse a folder in which nothing can be made: what is written beside a target has to be made there."""
+    if not folder.is_dir():
+        raise OutputError(f"{target}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise OutputError(f"{target}: cannot be written: the folder {folder} is closed to you", hint=_ELSEWHERE)
 
 
 def check_outside(target: str | os.PathLike[str], sources: tuple[Path, ...]) -> None:
@@ -203,6 +218,23 @@ def write_file(
         write_at(fd, data, 0)
 
 
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file, byte for byte, into a folder that is being made.
+
+    Raises:
+        SourceError: it cannot be read.
+        OutputError: it cannot be written.
+    """
+    fd = open_for_reading(source)
+    try:
+        nbytes = os.fstat(fd).st_size
+        with replacing(target, nbytes=nbytes) as copy:
+            for offset in range(0, nbytes, _CHUNK_NBYTES):
+                write_at(copy, read_at(fd, source, offset, min(_CHUNK_NBYTES, nbytes - offset)), offset)
+    finally:
+        os.close(fd)
+
+
 def publish(part: Path, path: Path, force: bool) -> None:
     """Give the finished file its name; without force not even a file that has just appeared is replaced."""
     if force:
@@ -231,5 +263,5 @@ def flush(path: Path) -> None:
 
 def cannot_write(path: Path, error: OSError, detail: str = "") -> OutputError:
     """Return the error of an output that the system has refused; `detail` says how much was missing."""
-    hint = "make room, or write elsewhere with -o" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
+    hint = f"make room, or {_ELSEWHERE}" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
     return OutputError(f"{path}: cannot be written: {error.strerror or error}{detail}; nothing was changed", hint=hint)

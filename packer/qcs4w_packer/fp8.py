@@ -86,7 +86,7 @@ class Fp8Rows:
         """Return the same for one matrix of the stack, which begins at `first_row`."""
         return replace(self, name=name, first_row=self.first_row + first_row)
 
-    def __call__(self, data: bytes, start: int) -> NDArray[np.float32]:
+    def __call__(self, data: bytes | memoryview, start: int) -> NDArray[np.float32]:
         """Decode and scale whole rows.
 
         Args:

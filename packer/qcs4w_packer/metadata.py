@@ -35,6 +35,7 @@ class PackedEntry:
         transposed: the source stored [K, N].
         aliases: other names of the very same weight (tied tensors).
         stack: the 3-D source tensor that this matrix was split from.
+        stack_parts: the number of matrices that were split from it; None where it is not known.
         packed_sha256: of the packed bytes as stored; None where it is not known.
         scale_sha256: of the scales as stored; None where it is not known.
     """
@@ -47,6 +48,7 @@ class PackedEntry:
     transposed: bool = False
     aliases: tuple[str, ...] = ()
     stack: str | None = None
+    stack_parts: int | None = None
     packed_sha256: str | None = None
     scale_sha256: str | None = None
 
@@ -73,6 +75,8 @@ class PackedEntry:
         }
         if self.stack:
             entry["stack"] = self.stack
+        if self.stack_parts:
+            entry["stack_parts"] = self.stack_parts
         return entry
 
 
@@ -115,6 +119,9 @@ def entry_from_json(entry: PackedEntry, said: Any) -> PackedEntry:
     stack = said.get("stack")
     if stack is not None and not isinstance(stack, str):
         raise TypeError("stack is not a name")
+    stack_parts = said.get("stack_parts")
+    if stack_parts is not None and (type(stack_parts) is not int or not 1 <= stack_parts < 1 << 31):
+        raise TypeError("stack_parts is not a number of parts")
     return PackedEntry(
         entry.name,
         entry.out_features,
@@ -122,5 +129,6 @@ def entry_from_json(entry: PackedEntry, said: Any) -> PackedEntry:
         transposed=said.get("transposed") is True,
         aliases=tuple(aliases),
         stack=stack,
+        stack_parts=stack_parts,
         **texts,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from .closing import Closing
 from .errors import SourceError
-from .safetensors_file import Stamp, open_for_reading, read_at, stamp_of
+from .safetensors_file import Stamp, open_for_reading, read_at, read_at_into, stamp_of
 
 _MOST_OPEN = 16
 
@@ -68,6 +68,14 @@ class OpenFiles(Closing):
         finally:
             self._give_back(path, held)
 
+    def read_into(self, path: Path, offset: int, room: memoryview) -> None:
+        """Read at an offset of a file as many bytes as there is room for; errors are those of `read`."""
+        held = self._take(path)
+        try:
+            read_at_into(held.fd, path, offset, room)
+        finally:
+            self._give_back(path, held)
+
     def _take(self, path: Path) -> _Open:
         with self._lock:
             if self._is_closed:
@@ -110,3 +118,7 @@ class PooledFile:
     def read(self, offset: int, nbytes: int) -> bytes:
         """Read exactly `nbytes` bytes at an offset."""
         return self.files.read(self.path, offset, nbytes)
+
+    def read_into(self, offset: int, room: memoryview) -> None:
+        """Read at an offset as many bytes as there is room for."""
+        self.files.read_into(self.path, offset, room)

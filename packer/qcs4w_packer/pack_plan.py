@@ -12,9 +12,10 @@ from .container_writer import ContainerWriter
 from .errors import SelectionError
 from .formats.detect import foreign_opener
 from .metadata import PACKED, SCALE, SHAPE, PackedEntry
+from .request import Request
 from .safetensors_file import Planned
 from .safetensors_writer import refuse_twins
-from .select import Choice, Request, choose
+from .select import Choice, choose
 from .weights import Source, SourceTensor
 
 #: The name of a folder's only weight file, and of the list of several.
@@ -206,6 +207,7 @@ def _entries(choices: list[Choice], source: Source) -> Iterator[tuple[Choice, Pa
                 transposed=choice.transposed,
                 aliases=(*aliases.get(name, ()), *tied_names(source, name)),
                 stack=choice.stack,
+                stack_parts=source.tensors[choice.stack].shape[0] if choice.stack else None,
             ),
         )
 

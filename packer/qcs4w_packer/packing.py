@@ -12,11 +12,13 @@ from .errors import SelectionError, UnknownTensorError, UsageError
 from .files import check_target
 from .fp8_scales import find_scale, is_fp8_weight
 from .metadata import PackedEntry
+from .name_patterns import did_you_mean
 from .pack_finish import check_output, finish
 from .pack_plan import PackPlan, plan_pack
 from .pack_shard import pack_shard
 from .pack_watch import PackedTensor, Step, Tally, Watch
-from .select import Choice, Request, did_you_mean
+from .request import Request
+from .select import Choice, notices
 from .sources import open_source
 from .weights import Source, split_stack
 from .work_folder import WorkFolder
@@ -36,6 +38,7 @@ class PackReport:
         carried: choices for all that is copied as it is, or left out with `packed_only`.
         dropped: choices for what is in no output, with the reason.
         left_out: what the source holds besides tensors, described for people.
+        notices: what was decided though nobody asked for it, described for people.
         shards: name and size in bytes of every file with tensors.
         source_nbytes: bytes of all tensors of the source.
         output_nbytes: bytes of all files with tensors.
@@ -49,6 +52,7 @@ class PackReport:
     carried: tuple[Choice, ...]
     dropped: tuple[Choice, ...]
     left_out: tuple[str, ...]
+    notices: tuple[str, ...]
     shards: dict[str, int]
     source_nbytes: int
     output_nbytes: int
@@ -133,6 +137,7 @@ def _report(plan: PackPlan, packed: list[PackedTensor], *, is_dry_run: bool) -> 
         carried=plan.carried,
         dropped=plan.dropped,
         left_out=source.left_out,
+        notices=tuple(notices(choice for shard in plan.shards for choice in shard.choices)),
         shards={shard.name: shard.nbytes for shard in plan.shards},
         source_nbytes=sum(tensor.nbytes for tensor in source.tensors.values()),
         output_nbytes=plan.output_nbytes,

@@ -12,11 +12,11 @@ from .blob_file import Blob, read_scales
 from .errors import SelectionError, SourceError, UnknownTensorError, UsageError
 from .explain import sample_rows
 from .metadata import PackedEntry
+from .name_patterns import did_you_mean
 from .npy_file import npy_data_start
 from .packed_sources import is_packed_file, open_packed
 from .packing import source_weight
 from .safetensors_file import SafetensorsFile, open_for_reading
-from .select import did_you_mean
 from .sources import SUFFIXES, open_source
 from .weights import Source, SourceTensor
 
@@ -71,7 +71,9 @@ def packed_bytes(path: Path, tensor: str | None = None, blob: Blob | None = None
             where = Blob(offset=place[1]) if place else None
             if where and scales_place:
                 where = replace(where, scales=scales_place[0], scales_offset=scales_place[1])
-            return PackedBytes(path, entry.name, packed.reshape(-1), where, scales, entry, file.format)
+            return PackedBytes(
+                place[0] if place else path, entry.name, packed.reshape(-1), where, scales, entry, file.format
+            )
     if blob is None and path.suffix.lower() in SUFFIXES and not _is_raw(path):
         with open_source(path) as source:
             stored = _integers(source, tensor)

@@ -1,16 +1,20 @@
 """A tensor's work cut into jobs that threads can do apart, in bounded memory."""
 
+import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .ordered import DRAINED, Drained
-from .rowpack import PackedRows, pack_read_rows, pack_rows, refuse_non_finite
+from .rowpack import PackedRows, pack_read_rows, refuse_non_finite
+from .scratch import Scratch
 from .weights import SourceTensor
 
 _JOB_ELEMENTS = 2 << 20  # of float weights: 8 MiB of float32, never held at once
 _CARRY_NBYTES = 8 << 20
+
+_OWN = threading.local()
 
 PackJob = Callable[[], PackedRows]
 CarryJob = Callable[[], bytes]
@@ -36,8 +40,25 @@ def carrying_jobs(tensor: SourceTensor) -> Iterator[CarryJob]:
 
 
 def _row_job(tensor: SourceTensor, start: int, stop: int) -> PackJob:
-    shape = (stop - start, tensor.shape[1])
-    return lambda: pack_read_rows(tensor.floats, shape, name=tensor.name, first_row=start)
+    def job() -> PackedRows:
+        scratch = _scratch()
+        return pack_read_rows(
+            lambda first, end: tensor.floats(first, end, scratch),
+            (stop - start, tensor.shape[1]),
+            name=tensor.name,
+            first_row=start,
+            scratch=scratch,
+        )
+
+    return job
+
+
+def _scratch() -> Scratch:
+    """Return the calling thread's own memory to work in."""
+    if not hasattr(_OWN, "scratch"):
+        _OWN.scratch = Scratch()
+    scratch: Scratch = _OWN.scratch
+    return scratch
 
 
 def _read_job(tensor: SourceTensor, start: int, stop: int) -> CarryJob:
@@ -63,7 +84,14 @@ def _turned_jobs(tensor: SourceTensor) -> Iterator[PackJob | Drained]:
 
 
 def _column_job(columns: NDArray[np.float32], start: int, stop: int, name: str, first: int) -> PackJob:
-    return lambda: pack_rows(np.ascontiguousarray(columns[:, start:stop].T), name=name, first_row=first + start)
+    def read(begin: int, end: int) -> NDArray[np.float32]:
+        turned = _scratch().array("turned", (end - begin, len(columns)), np.float32)
+        np.copyto(turned, columns[:, begin - first : end - first].T)
+        return turned
+
+    return lambda: pack_read_rows(
+        read, (stop - start, len(columns)), name=name, first_row=first + start, scratch=_scratch()
+    )
 
 
 def _read_columns(tensor: SourceTensor, start: int, stop: int, *, check: bool) -> NDArray[np.float32]:

@@ -90,6 +90,10 @@ class SafetensorsFile(Closing):
         """Read exactly `nbytes` bytes at a file offset."""
         return read_at(self._fd, self.path, offset, nbytes)
 
+    def read_into(self, offset: int, room: memoryview) -> None:
+        """Read at a file offset as many bytes as there is room for."""
+        read_at_into(self._fd, self.path, offset, room)
+
     def _fault(self, message: str) -> SourceError:
         return SourceError(
             f"{self.path}: not a sound safetensors file: {message}",
@@ -280,13 +284,33 @@ def read_at(fd: int, path: Path, offset: int, nbytes: int) -> bytes:
         try:
             part = os.pread(fd, min(nbytes, 1 << 30), offset)
         except OSError as error:
-            raise SourceError(f"{path}: reading at byte {offset:,} failed: {error.strerror}") from None
+            raise _read_error(path, offset, error) from None
         if not part:
-            raise SourceError(f"{path}: ends at byte {offset:,}, {nbytes:,} more were expected: it is truncated")
+            raise _cut_short(path, offset, nbytes)
         parts.append(part)
         offset += len(part)
         nbytes -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_at_into(fd: int, path: Path, offset: int, room: memoryview) -> None:
+    """Fill bytes with what lies at `offset`; errors are those of `read_at`."""
+    while room:
+        try:
+            count = os.preadv(fd, [room[: 1 << 30]], offset)
+        except OSError as error:
+            raise _read_error(path, offset, error) from None
+        if not count:
+            raise _cut_short(path, offset, len(room))
+        room, offset = room[count:], offset + count
+
+
+def _read_error(path: Path, offset: int, error: OSError) -> SourceError:
+    return SourceError(f"{path}: reading at byte {offset:,} failed: {error.strerror}")
+
+
+def _cut_short(path: Path, offset: int, missing: int) -> SourceError:
+    return SourceError(f"{path}: ends at byte {offset:,}, {missing:,} more were expected: it is truncated")
 
 
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
