@@ -192,13 +192,22 @@ class _Shard:
 
     def _is_true(self, line: dict[str, Any]) -> bool:
         """Tell whether the file holds what a line of the journal says, byte for byte."""
-        stored = [line["packed"] + PACKED, line["packed"] + SCALE] if "packed" in line else [line["carried"]]
         try:
+            if "carried" in line:
+                stored = [line["carried"]]
+            else:
+                stored = [line["packed"] + PACKED, line["packed"] + SCALE]
+                QuantizationError(**line["error"]), int(line["floored"])
             return all(
                 self._digest(*self._writer.place(name)) == said
                 for name, said in zip(stored, line["sha256"], strict=True)
             )
-        except SourceError:  # the file ends before
+        except (
+            SourceError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ):  # the file ends before, or it is no line
             return False
 
     def _digest(self, offset: int, nbytes: int) -> str:
@@ -242,7 +251,7 @@ class _Shard:
     def _missing(self, error: OSError) -> str:
         if error.errno == errno.EFBIG:
             return (
-                f": {self._path.name} will have {self._writer.nbytes:,} bytes, more than the system's limit on a file"
+                f": {self._shard.name} will have {self._writer.nbytes:,} bytes, more than the system's limit on a file"
             )
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return ""

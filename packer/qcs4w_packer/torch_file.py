@@ -89,13 +89,16 @@ def _source(path: Path, opened: _Opened, closer: Callable[[], None]) -> Source:
     for key in _STATE_DICT_KEYS:
         inner = content.get(key)
         if isinstance(inner, Mapping) and any(isinstance(value, torch.Tensor) for value in inner.values()):
-            left_out += [f"{other} (beside '{key}')" for other in content if other != key]
+            left_out += [f"{_shown(other)} (beside '{key}')" for other in content if other != key]
             content = inner
             break
     tensors: dict[str, SourceTensor] = {}
     for name, value in content.items():
         if not isinstance(value, torch.Tensor):
-            left_out.append(f"{name} (a {type(value).__name__}, not a tensor)")
+            left_out.append(f"{_shown(name)} (a {type(value).__name__}, not a tensor)")
+            continue
+        if not isinstance(name, str | int):
+            left_out.append(f"{_shown(name)} (a tensor without a name)")
             continue
         tensor = _source_tensor(str(name), value, opened)
         if isinstance(tensor, str):
@@ -107,6 +110,11 @@ def _source(path: Path, opened: _Opened, closer: Callable[[], None]) -> Source:
     if not tensors:
         raise SourceError(f"{path}: holds no tensors", hint="save a state dict: torch.save(model.state_dict(), path)")
     return Source(path, tensors, left_out=tuple(left_out), closer=closer)
+
+
+def _shown(key: object) -> str:
+    """Return a key as people can read it: it may be anything, of any length."""
+    return str(key)[:200] if isinstance(key, str | int) else f"a {type(key).__name__} as key"
 
 
 def _unpickle(fd: int, path: Path) -> Unpickled:
