@@ -172,6 +172,17 @@ def _blob(**said: Any) -> Any:
     return Blob(**known)
 
 
+def free_disk(output: Path) -> int | None:
+    """Return the bytes that are free where an output will lie; None where nobody can tell."""
+    import shutil
+
+    folder = Path(os.path.realpath(output)).parent
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
 @contextmanager
 def standard_input(path: Path) -> Iterator[Path]:
     """Yield a path, or for `-` a temporary .npy file with what came on stdin."""

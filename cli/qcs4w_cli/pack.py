@@ -1,13 +1,22 @@
 """The pack command."""
 
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from .console import Console
 from .main import COMMANDS
-from .options import PATH, SizeType, common_options, force_option
-from .report import carried_table, pack_document, pack_table, pack_warnings, plural, size
+from .options import PATH, SizeType, common_options, force_option, free_disk
+from .report import clean_line
+from .report_groups import told
+from .report_pack import carried_table, pack_document, pack_summary, pack_tables, pack_warnings, packed_line
+
+if TYPE_CHECKING:
+    from qcs4w_packer import PackedTensor, PackPlan, PackReport, Step, Watch
+
+    from .progress import TensorProgress
 
 
 @click.command("pack", short_help=COMMANDS["pack"])
@@ -76,21 +85,12 @@ def command(
       qcs4w pack model.safetensors -o packed.safetensors --exclude 'pooler.*' --force
       qcs4w pack model.safetensors --dry-run --also 're:embeddings[.](word|position)_.*'
     """  # noqa: D301
-    from qcs4w_packer import Request, UsageError, Watch, pack_file
+    from qcs4w_packer import Request, pack_file
 
     console = Console("pack", as_json, quiet)
-    if output is None and not dry_run:
-        raise UsageError(
-            "there is no output", hint="say where to with -o OUT.safetensors, or look first with --dry-run"
-        )
-    is_folder = max_shard_size is not None or source.is_dir()
-    if output is not None and is_folder and output.suffix.lower() == ".safetensors":
-        raise UsageError(f"{output}: several files make a folder", hint=f"-o {output.with_suffix('')}")
-    if output is not None and not is_folder and output.suffix.lower() != ".safetensors":
-        raise UsageError(
-            f"{output}: a container is a .safetensors file", hint=f"-o {output.with_suffix('.safetensors')}"
-        )
-    with console.progress("packing", unit_bytes=True, wanted=not dry_run) as progress:
+    _check_name(source, output, makes_folder=max_shard_size is not None or source.is_dir(), dry_run=dry_run)
+    began = time.monotonic()
+    with console.tensor_progress("packing", wanted=not dry_run) as progress:
         report = pack_file(
             source,
             output,
@@ -100,25 +100,70 @@ def command(
             restart=restart,
             force=force,
             dry_run=dry_run,
-            progress=progress,
-            watch=Watch(note=console.note),
+            watch=_watch(console, progress),
         )
-    console.answer(pack_table(report))
-    if (report.carried or report.dropped) and (dry_run or verbose):
+    seconds = time.monotonic() - began
+    free_nbytes = free_disk(output) if dry_run and output is not None else None
+    for table in pack_tables(report, verbose=verbose):
+        console.answer(table)
         console.answer("")
-        console.answer(carried_table(report))
+    if (report.carried or report.dropped) and (dry_run or verbose):
+        console.answer(carried_table(report, verbose=verbose))
+        console.answer("")
+    _tell(console, report, free_nbytes, verbose=verbose)
+    for line in pack_summary(report, seconds, progress.done):
+        console.answer(clean_line(line))
+    console.document(pack_document(report, seconds, free_nbytes), 0)
+    return 0
+
+
+def _check_name(source: Path, output: Path | None, *, makes_folder: bool, dry_run: bool) -> None:
+    """Refuse an output whose name says that it is something else than what will be made."""
+    from qcs4w_packer import UsageError
+
+    if output is None:
+        if not dry_run:
+            raise UsageError(
+                "there is no output", hint="say where to with -o OUT.safetensors, or look first with --dry-run"
+            )
+        return
+    is_file = output.suffix.lower() == ".safetensors"
+    if makes_folder and is_file:
+        raise UsageError(f"{output}: several files make a folder", hint=f"-o {output.with_suffix('')}")
+    if not makes_folder and not is_file:
+        raise UsageError(
+            f"{output}: a container is a .safetensors file", hint=f"-o {output.with_suffix('.safetensors')}"
+        )
+
+
+def _watch(console: Console, progress: "TensorProgress") -> "Watch":
+    """Return what brings the packer's news to the screen or the log."""
+    from qcs4w_packer import Watch
+
+    is_folder = False
+
+    def planned(plan: "PackPlan") -> None:
+        nonlocal is_folder
+        is_folder = plan.is_folder
+        sizes = {tensor.name: tensor.nbytes for shard in plan.shards for tensor in shard.carried}
+        packing = [choice.tensor for shard in plan.shards for choice in shard.choices]
+        progress.begin(sizes | {tensor.name: tensor.nbytes for tensor in packing}, len(packing))
+
+    def step(step: "Step") -> None:
+        progress.step(step.tensor, step.nbytes, step.total)
+
+    def packed(tensor: "PackedTensor") -> None:
+        progress.finished(packed_line(tensor, tensor.shard if is_folder else ""), is_news=not tensor.resumed)
+
+    return Watch(planned=planned, step=step, packed=packed, note=console.note)
+
+
+def _tell(console: Console, report: "PackReport", free_nbytes: int | None, *, verbose: bool) -> None:
+    """Print what the user should know beside the tables."""
     for notice in report.notices:
         console.note(notice)
-    for what in report.left_out:
+    for what in told(report.left_out, everything=verbose):
         console.warn(f"not in the output: {what}")
     for warning in pack_warnings(report):
         console.warn(warning)
-    others = "left out" if packed_only else "copied"
-    console.answer(
-        f"\n{'would pack' if dry_run else 'packed'} {plural(len(report.packed), 'tensor')}, "
-        f"{plural(len(report.carried), 'other')} {others}; "
-        f"{size(report.source_nbytes)} → {size(report.output_nbytes)}"
-        + (f"; wrote {report.output}" if not dry_run else "; dry run, nothing was written")
-    )
-    console.document(pack_document(report), 0)
-    return 0
+    console.room(report.output_nbytes, free_nbytes)

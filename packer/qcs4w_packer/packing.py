@@ -14,7 +14,7 @@ from .fp8_scales import find_scale, is_fp8_weight
 from .metadata import PackedEntry
 from .name_patterns import did_you_mean
 from .pack_finish import check_output, finish
-from .pack_plan import PackPlan, plan_pack
+from .pack_plan import PackPlan, PlannedShard, plan_pack
 from .pack_shard import pack_shard
 from .pack_watch import PackedTensor, Step, Tally, Watch
 from .request import Request
@@ -39,7 +39,8 @@ class PackReport:
         dropped: choices for what is in no output, with the reason.
         left_out: what the source holds besides tensors, described for people.
         notices: what was decided though nobody asked for it, described for people.
-        shards: name and size in bytes of every file with tensors.
+        shards: every file with tensors, in order.
+        beside: names of the files that go along with a folder.
         source_nbytes: bytes of all tensors of the source.
         output_nbytes: bytes of all files with tensors.
         packed_only: what is carried has been left out.
@@ -53,7 +54,8 @@ class PackReport:
     dropped: tuple[Choice, ...]
     left_out: tuple[str, ...]
     notices: tuple[str, ...]
-    shards: dict[str, int]
+    shards: tuple[PlannedShard, ...]
+    beside: tuple[str, ...]
     source_nbytes: int
     output_nbytes: int
     packed_only: bool
@@ -109,6 +111,7 @@ def pack_file(
 
 def _carry_out(plan: PackPlan, watch: Watch, *, force: bool, restart: bool) -> list[PackedTensor]:
     """Make every shard, one after the other, and the output of them."""
+    watch.planned(plan)
     work = WorkFolder(plan, restart=restart, note=watch.note)
     tally = Tally(watch, plan.source_nbytes)
     try:
@@ -138,7 +141,8 @@ def _report(plan: PackPlan, packed: list[PackedTensor], *, is_dry_run: bool) -> 
         dropped=plan.dropped,
         left_out=source.left_out,
         notices=tuple(notices(choice for shard in plan.shards for choice in shard.choices)),
-        shards={shard.name: shard.nbytes for shard in plan.shards},
+        shards=plan.shards,
+        beside=tuple(path.name for path in source.beside) if plan.is_folder else (),
         source_nbytes=sum(tensor.nbytes for tensor in source.tensors.values()),
         output_nbytes=plan.output_nbytes,
         packed_only=bool(plan.options["packed_only"]),

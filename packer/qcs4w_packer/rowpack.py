@@ -167,9 +167,9 @@ def _row_squares(values: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def refuse_non_finite(weight: NDArray[np.float32], *, name: str, first_row: int = 0) -> None:
     """Raise NonFiniteError with the place of the first value, in row order, that is NaN or infinite."""
-    places = np.argwhere(~np.isfinite(weight))
-    if not len(places):
+    if not weight.size or np.isfinite(row_absmax(weight)).all():
         return
+    places = np.argwhere(~np.isfinite(weight))
     row, column = (int(i) for i in places[0])
     raise NonFiniteError(
         f"tensor '{name}' holds {weight[row, column]} at row {first_row + row}, column {column}; "

@@ -1,6 +1,6 @@
 """Writing one weight file of floats: block by block, so that no tensor is held whole."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,9 +12,7 @@ from .packed_file import PackedFile
 from .rowunpack import dequantize_packed
 from .unpack_files import WeightFile
 from .unpack_plan import FloatTensor
-
-#: Called with the bytes just written, the bytes to write in all, and the tensor's name.
-Progress = Callable[[int, int, str], None]
+from .unpack_watch import UnpackedTensor, UnpackWatch
 
 # 1 MiB of float32, which stays in the processor's cache.
 _BLOCK_ELEMENTS = 256 * 1024
@@ -28,23 +26,27 @@ class Job:
         source: the packed tensors.
         file: what is written.
         fd: of it, open.
-        total: bytes of all weight files, for `progress`.
+        total: bytes of all weight files.
+        watch: told of every piece.
     """
 
     source: PackedFile
     file: WeightFile
     fd: int
     total: int
-    progress: Progress | None
+    watch: UnpackWatch
 
     def run(self) -> dict[str, Rounding]:
         """Write everything and return what rounding has cost, by tensor."""
         self.file.writer.begin(self.fd)
-        costs = {tensor.name: self._unpack(tensor) for tensor in self.file.tensors}
-        for tensor in self.file.carried:
+        costs: dict[str, Rounding] = {}
+        for tensor in self.file.tensors:
+            costs[tensor.name] = self._unpack(tensor)
+            self.watch.unpacked(UnpackedTensor(tensor, self.file.name, costs[tensor.name]))
+        for other in self.file.carried:
             offset = 0
-            for _, data in tensor.chunks():
-                self._write(tensor.name, memoryview(data), offset)
+            for _, data in other.chunks():
+                self._write(other.name, memoryview(data), offset, of=other.name)
                 offset += len(data)
         return costs
 
@@ -58,14 +60,14 @@ class Job:
                 cost += lost
                 data = np.ascontiguousarray(stored).data.cast("B")
                 for name in (tensor.name, *tensor.aliases):
-                    self._write(name, data, offset)
+                    self._write(name, data, offset, of=tensor.name)
                 offset += data.nbytes
         return cost
 
-    def _write(self, name: str, data: memoryview, offset: int) -> None:
+    def _write(self, name: str, data: memoryview, offset: int, *, of: str) -> None:
+        """Write a piece under one of a tensor's names, and tell it of the tensor."""
         self.file.writer.write(self.fd, name, data, offset)
-        if self.progress:
-            self.progress(data.nbytes, self.total, name)
+        self.watch.step(data.nbytes, self.total, of)
 
 
 def _float_blocks(file: PackedFile, entry: PackedEntry) -> Iterator[tuple[int, NDArray[np.float32]]]:
