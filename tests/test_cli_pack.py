@@ -172,3 +172,21 @@ def test_patterns_and_additions(checkpoint: Path, qcs4w: CommandLine) -> None:
     document = qcs4w("pack", checkpoint, "-n", "--json", "--also", "re:embed.*", "--exclude", r"re:.*\.1\..*").document
     assert [tensor["tensor"] for tensor in document["packed"]] == ["embed_tokens.weight", "layers.0.fc.weight"]
     assert "unterminated character set at character 2" in qcs4w.refused("pack", checkpoint, "-n", "--also", "re:a[b")
+
+
+def test_what_is_turned_round_unasked_is_said(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """GPT-2's config.json settles the direction: a note on stderr, and a text in the JSON."""
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    weight = np.arange(12, dtype=np.float32).reshape(2, 6)
+    save_file({f"h.{i}.mlp.c_fc.weight": weight for i in (0, 1)}, folder / "model.safetensors")
+    result = qcs4w("pack", folder, "-o", tmp_path / "p")
+    said = "transposed: gpt2's Conv1D stores [in, out]: 'h.0.mlp.c_fc.weight' and 1 more"
+    assert said in result.err
+    document = qcs4w("pack", folder, "-n", "--json").document
+    assert document["notices"] == [said]
+    assert [(t["out_features"], t["in_features"]) for t in document["packed"]] == [(6, 2), (6, 2)]
+    assert "source equal" in qcs4w("verify", tmp_path / "p", "--source", folder).out
+    (folder / "config.json").write_text("{}")
+    assert "has the name of a GPT-2 Conv1D" in qcs4w.refused("pack", folder, "-n")
