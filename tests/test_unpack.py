@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
 from making import leftovers, poke, run_python, write_safetensors
@@ -476,3 +477,15 @@ def test_memory_does_not_grow_with_the_tensor(transposed: bool, dtype: str, tmp_
     with safe_open(tmp_path / "out.safetensors", "pt") as file:
         part = file.get_slice("w")[8190:, 8190:].to(torch.float32)
     assert torch.equal(part, torch.tensor([[-2.5, 2.0]] * 2).T if transposed else torch.tensor([[-2.5, 2.0]] * 2))
+
+
+def test_what_an_executorch_program_holds(tmp_path: Path) -> None:
+    """The linears of a .pte become floats, by the names of their calls."""
+    program = GOLDEN / "pte" / "two_layer_bias.pte"
+    report = unpack_file(program, tmp_path / "out.safetensors")
+    stored = load_file(tmp_path / "out.safetensors")
+    with open_packed(program) as file:
+        assert list(file.entries) == [result.tensor.name for result in report.tensors]
+        assert len(file.entries) == 2
+        for name in file.entries:
+            np.testing.assert_array_equal(stored[name].numpy(), oracle(file.load(name)))
