@@ -88,7 +88,8 @@ class Kernel:
         Raises:
             KernelError: the expression cannot be evaluated, or gives less than one.
         """
-        return evaluate_positive(self.grid, {**self.constants, **sizes}, f"kernel '{self.name}': grid")
+        names = {**sizes, **self.constants, **sizes}  # the sizes first, where names are listed
+        return evaluate_positive(self.grid, names, f"kernel '{self.name}': grid")
 
     def grid_of(self, sizes: Mapping[str, int]) -> tuple[int, int] | int:
         """Return the number of workgroups, or their numbers along x and y where the expression has two parts.
@@ -99,8 +100,16 @@ class Kernel:
         x, comma, y = at_last_comma(self.grid)
         if not (comma and x.strip() and y.strip()):
             return self.workgroups(sizes)
-        names, where = {**self.constants, **sizes}, f"kernel '{self.name}': grid"
+        names, where = {**sizes, **self.constants, **sizes}, f"kernel '{self.name}': grid"
         return evaluate_positive(x, names, where), evaluate_positive(y, names, where)
+
+    def check_grid(self) -> None:
+        """Refuse a grid that says nothing at any shape.
+
+        Raises:
+            KernelError: it has other than one or two expressions of M, N, K, K_packed and the file's constants.
+        """
+        self.grid_of({"M": 1009, "N": 1013, "K": 1019, "K_packed": 510})
 
 
 @dataclass(frozen=True)
