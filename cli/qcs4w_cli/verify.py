@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shlex
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,6 +153,7 @@ def command(
     from contextlib import ExitStack
 
     from qcs4w_gpu import Gpu
+    from qcs4w_gpu.linear import check_kernel
     from qcs4w_packer import UsageError, open_source
 
     lines_to_stdout = jsonl is not None and str(jsonl) == "-"
@@ -203,10 +205,13 @@ def command(
         )
         stack.enter_context(interruptible())
         stack.callback(device.close)
-        if output is None and (paths or kernel.sweep):  # without an adapter that is one error; a manifest may need none
+        # Without an adapter that is one error; a manifest may need none, but for a kernel.
+        if output is None and (paths or kernel.sweep or kernel.file):
             console.note(f"adapter: {device.gpu.adapter}; {device.gpu.reason}")
+            if chosen is not None:
+                check_kernel(device.gpu, chosen)  # a fault of its text is one error, and not one of each tensor
         if kernel.sweep:
-            for result in kernel.sweep_results(device.gpu, chosen, seed):
+            for result in kernel.sweep_results(device.gpu, chosen, seed, saved.add_shape if saved else None):
                 reports.add(result, None)
                 if result["status"] != "pass":  # of the shapes that pass, the number is enough
                     _show(result, 0, console)
@@ -232,7 +237,7 @@ def command(
         summary = {status: counts[status] for status in ("pass", "fail", "error")}
         code = EXIT_ERROR if counts["error"] else EXIT_FAILED if counts["fail"] else 0
         if saved is not None and saved.write():
-            console.note(f"wrote {save_failing}")
+            console.note(f"wrote {save_failing}; to repeat it: sh {shlex.quote(str(saved.script))}")
         for path in reports.write(_facts(device, seed, shard), summary, code):
             console.note(f"wrote {path}")
     console.answer(

@@ -18,6 +18,10 @@ from .report import error_document, to_json, verdict_document
 
 if TYPE_CHECKING:
     from qcs4w_gpu import Gpu, Kernel
+    from qcs4w_gpu.reproduce import Reproducer
+    from qcs4w_gpu.sweep import Shape
+
+    OnShape = Callable[[Shape, int, Callable[[], Reproducer | None]], None]
 
 _PATIENCE_S = 10.0
 _POLL_S = 0.2
@@ -102,9 +106,18 @@ class KernelRequest:
         gpu.watchdog = Watchdog(seconds, bark)
         return gpu
 
-    def sweep_results(self, gpu: "Gpu", kernel: "Kernel | None", seed: int) -> Iterator[dict[str, Any]]:
-        """Yield the JSON form of a result for each shape, the smallest first, up to the first that does not pass."""
-        from qcs4w_gpu.sweep import sweep, sweep_shapes
+    def sweep_results(
+        self, gpu: "Gpu", kernel: "Kernel | None", seed: int, on_failure: "OnShape | None" = None
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the JSON form of a result for each shape, the smallest first, up to the first that does not pass.
+
+        Args:
+            gpu: where to run.
+            kernel: to judge; by default what the plan chooses.
+            seed: of all random numbers.
+            on_failure: called with a shape that fails, the seed, and what looks for the smallest input that does so.
+        """
+        from qcs4w_gpu.sweep import reproduce_shape, sweep, sweep_shapes
         from qcs4w_packer import Qcs4wError
 
         shapes = sweep_shapes()
@@ -119,6 +132,8 @@ class KernelRequest:
                 return
             yield {**place, **verdict_document(shape, verdict)}
             if verdict.status != "pass":
+                if on_failure is not None:
+                    on_failure(shape, seed, functools.partial(reproduce_shape, gpu, kernel, shape, verdict, seed=seed))
                 return
 
 
