@@ -81,6 +81,7 @@ def test_too_small_a_grid_is_told_as_such(packed: Path, tmp_path: Path, qcs4w: C
         (["--grid", "1", "--define", "WORKGROUP"], "is not NAME=VALUE"),
         (["--grid", "1", "--define", "WORKGROUP=4096"], "max-compute-invocations-per-workgroup"),
         (["--grid", "1", "--workgroup", "N"], "cannot evaluate 'N'"),
+        (["--grid", "1", "--workgroup", "16, 4"], "--workgroup says 16 × 4 × 1, the text says 64 × 1 × 1"),
     ],
 )
 def test_what_does_not_fit_a_kernel_is_said(

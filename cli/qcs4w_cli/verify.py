@@ -168,9 +168,19 @@ def command(
     if than is not None:
         from .verify_than import verify_than
 
-        others = (manifest, files_from, output, kernel.name, blob, shard, jsonl, *reports_wanted.values())
-        if len(paths) != 1 or source is None or limits or kernel.sweep or any(given is not None for given in others):
-            raise UsageError("--than compares two packed files: give one PACKED, --source, and perhaps --input")
+        others: dict[str, Any] = {
+            "manifest": manifest,
+            "files-from": files_from,
+            "output": output,
+            "kernel": kernel.name,
+        }
+        others |= {"sweep": kernel.sweep or None, "max-quant-error": limits or None, "shard": shard, "jsonl": jsonl}
+        others |= {"save-failing": save_failing, **reports_wanted}
+        useless = [f"--{name}" for name, given in others.items() if given is not None]
+        if len(paths) != 1 or source is None or blob is not None or useless:
+            message = "--than compares two packed files: give one PACKED, --source, and perhaps --input"
+            hint = f"it has no {' and no '.join(useless)}; --json has all its figures" if useless else None
+            raise UsageError(message, hint=hint)
         return verify_than(paths[0], than, source, input_path, tensors, console)
     thresholds = thresholds_of(limits)
     if thresholds and source is None and (paths or manifest is None):  # lines of a manifest may name their own
@@ -227,7 +237,8 @@ def command(
                 console.answer(f"{file_shown}:")
             _show(outcome.result, outcome.name_width, console)
         unused = []
-        if input_path is not None and not tensors and not batch.stopped:
+        was_used = any(path == input_path for path, _ in batch.used_inputs)  # else an error has said why
+        if input_path is not None and was_used and not tensors and not batch.stopped:
             with open_source(input_path) as inputs:
                 unused = [name for name in inputs.tensors if (input_path, name) not in batch.used_inputs]
         results = reports.results

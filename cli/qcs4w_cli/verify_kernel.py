@@ -146,8 +146,9 @@ def kernel_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--grid",
             metavar="EXPR",
-            help="How many workgroups your kernel needs, of M, N, K, K_packed and its constants; folded into two "
-            "dimensions. Two expressions with a comma are x and y as they are.  [default: its //! grid line]",
+            help="How many workgroups your kernel needs, of M, N, K, K_packed and its constants, with + - * / %, ceil, "
+            "min and max; folded into two dimensions. Two expressions with a comma are x and y as they are.  [default: "
+            "its //! grid line]",
         ),
         click.option(
             "--workgroup", metavar="EXPR", help="Its workgroup size, where the text's own is no plain arithmetic."

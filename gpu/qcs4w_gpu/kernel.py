@@ -183,7 +183,9 @@ def parse_kernel(name: str, source: str, settings: KernelSettings = PLAIN) -> Ke
     size, what = settings.workgroup or _attribute(entries[0], "workgroup_size") or "", f"{where}: workgroup_size"
     if settings.workgroup is not None and not size.strip():
         raise KernelError(f"{what}: it is empty")
-    x, y, z = [*arguments(size, constants, what), 1, 1, 1][:3]
+    x, y, z = _sizes(size, constants, what)
+    if settings.workgroup is not None:
+        _check_workgroup((x, y, z), _attribute(entries[0], "workgroup_size") or "", constants, what)
     bindings: dict[int, BufferKind] = {}
     for found in _BINDING.finditer(code):
         group, binding = _attribute(found, "group"), _attribute(found, "binding")
@@ -221,6 +223,24 @@ def _constants(scope: str, overrides: Mapping[str, Override], defines: Mapping[O
         if override.default is None and value == int(value):
             constants[override.name] = int(value)
     return constants
+
+
+def _sizes(text: str, constants: Mapping[str, int], what: str) -> tuple[int, int, int]:
+    x, y, z = [*arguments(text, constants, what), 1, 1, 1][:3]
+    return x, y, z
+
+
+def _check_workgroup(given: tuple[int, int, int], own: str, constants: Mapping[str, int], what: str) -> None:
+    """Refuse a workgroup size that the text contradicts, where the text can be evaluated: it is the text that runs."""
+    try:
+        read = _sizes(own, constants, what)
+    except KernelError:
+        return
+    if read != given:
+        raise KernelError(
+            f"{what}: --workgroup says {' × '.join(map(str, given))}, the text says {' × '.join(map(str, read))}",
+            hint="it is read from the text: leave out --workgroup, or change an override constant with --define",
+        )
 
 
 def _whole(value: float, name: str) -> int:
