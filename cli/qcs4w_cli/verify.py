@@ -173,8 +173,8 @@ def command(
 
         others: dict[str, Any] = {"manifest": manifest, "files-from": files_from, "output": output, "shape": blob}
         others |= {"max-quant-error": limits or None, "no-bias": no_bias or None, "shard": shard}
-        others |= {"fail-fast": fail_fast or None, "strict": strict or None, "save-failing": save_failing}
-        others |= {**kernel.said(), "jsonl": jsonl, **reports_wanted}
+        others |= {"fail-fast": fail_fast or None, "strict": strict or None, **kernel.said()}
+        others |= {"save-failing": save_failing, "jsonl": jsonl, **reports_wanted}
         useless = [f"--{name}" for name, value in others.items() if value is not None]
         if len(paths) != 1 or source is None or useless:
             message = "--than compares two packed files: give one PACKED, --source, and perhaps --input"
