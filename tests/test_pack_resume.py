@@ -302,6 +302,23 @@ def test_the_finished_are_read_again(source: Path, tmp_path: Path) -> None:
     assert content(out) == content(tmp_path / "whole")
 
 
+def test_a_shard_that_is_made_again_does_not_pass_for_finished(source: Path, tmp_path: Path) -> None:
+    """It leaves the place of finished ones first, so that no other process can publish it half made."""
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        pack_file(source, out, max_shard_size=SHARD_NBYTES, watch=stop_after(11))
+    finished = sorted((work_of(out) / "out").iterdir())[0]
+    flip(finished)
+
+    def stop(step: Step) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack_file(source, out, max_shard_size=SHARD_NBYTES, watch=Watch(step=stop))
+    assert not finished.exists()
+    assert (work_of(out) / f"{finished.name}.part").exists()
+
+
 def test_a_source_that_changes_under_way_is_refused(source: Path, tmp_path: Path) -> None:
     """Half of the old file and half of the new one are no checkpoint."""
 

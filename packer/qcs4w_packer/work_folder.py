@@ -103,11 +103,15 @@ class WorkFolder:
         Raises:
             OutputError: another process works on it.
         """
-        fd = os.open(self.path / f"{shard.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fd = os.open(self.path / f"{shard.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise cannot_write(self.output, error) from None
         try:
             if not _lock(fd, fcntl.LOCK_EX):
                 raise OutputError(f"{self.output}: shard {shard.name} is being written by {_holder(fd)}")
-            _sign(fd)
+            with contextlib.suppress(OSError):
+                _sign(fd)
             yield
         finally:
             os.close(fd)
