@@ -166,7 +166,7 @@ def test_ctrl_c_keeps_what_is_finished(source: Path, tmp_path: Path) -> None:
     told: list[str] = []
     steps: list[Step] = []
     tensors: list[PackedTensor] = []
-    report = pack_file(source, out, watch=Watch(steps.append, tensors.append, told.append))
+    report = pack_file(source, out, watch=Watch(step=steps.append, packed=tensors.append, note=told.append))
     assert told == ["resumed out.safetensors: 5 of 24 tensors were finished"]
     assert out.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
     assert [t.error for t in report.packed] == [t.error for t in whole.packed]
