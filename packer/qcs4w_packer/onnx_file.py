@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
+from .checkpoint_index import grouped
 from .errors import SourceError
 from .onnx_model import external_place, is_external, load_model, onnx_package
 from .open_files import OpenFiles, PooledFile
@@ -82,7 +83,7 @@ def _source(path: Path, model: Any, files: OpenFiles) -> Source:
     left_out = [f"the model's graph ({len(graph.node):,} nodes)"]
     if graph.sparse_initializer:
         left_out.append(f"{len(graph.sparse_initializer):,} sparse initialisers")
-    left_out += [f"{name!r} ({reason})" for name, reason in unreadable.items()]
+    left_out += grouped(unreadable)
 
     def close() -> None:
         last.clear()
