@@ -229,7 +229,7 @@ def test_other_work_starts_clean(change: str, source: Path, tmp_path: Path, monk
     elif change == "options":
         request = Request(exclude=("layers.0.fc.weight",))
     elif change == "tool":
-        monkeypatch.setattr("qcs4w_packer.work_folder.__version__", "99")
+        monkeypatch.setattr("qcs4w_packer.work_statement.__version__", "99")
     told: list[str] = []
     pack_file(source, out, request=request, restart=change == "restart", watch=Watch(note=told.append))
     (note,) = told
