@@ -10,7 +10,8 @@ from .errors import OutputError, Qcs4wError, SourceError
 from .exchange import exchange
 from .files import cannot_write, check_folder, check_outside, check_target, flush, publish
 from .pack_plan import INDEX_NAME, PackPlan
-from .work_folder import WorkFolder, stamps
+from .work_folder import WorkFolder
+from .work_statement import stamps
 
 
 def finish(work: WorkFolder, *, force: bool = False) -> bool:
