@@ -436,6 +436,10 @@ def test_shards_of_other_options_do_not_mix(source: Path, tmp_path: Path) -> Non
             WorkFolder(other, shared=True)
         with pytest.raises(OutputError, match="is being written by another run"):
             WorkFolder(plan)
+        new = work.journal(plan.shards[0]).with_name(f"{work.journal(plan.shards[0]).name}.new")
+        new.touch()  # another worker's journal, just before it takes its name
+        WorkFolder(plan, shared=True).close()
+        assert new.exists()
         with work.holding(plan.shards[0]), pytest.raises(OutputError, match=f"shard {plan.shards[0].name} is being"):
             pack_shard(beside, plan.shards[0], Tally(Watch(), 1))
         assert not finish(work)

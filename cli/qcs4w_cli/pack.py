@@ -1,5 +1,6 @@
 """The pack command."""
 
+import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -8,13 +9,14 @@ import click
 
 from .console import Console
 from .main import COMMANDS
-from .options import PATH, SizeType, common_options, force_option, free_disk
+from .options import PATH, PartType, SizeType, common_options, force_option, free_disk
 from .report import clean_line
 from .report_groups import told
 from .report_pack import carried_table, pack_document, pack_summary, pack_tables, pack_warnings, packed_line
 
 if TYPE_CHECKING:
     from qcs4w_packer import PackedTensor, PackPlan, PackReport, Step, Watch
+    from qcs4w_packer.parts import Part
 
     from .progress import TensorProgress
 
@@ -43,6 +45,19 @@ if TYPE_CHECKING:
     metavar="SIZE",
     help="Make a folder of files of at most so many bytes, such as 5GB.  [default: as the source is divided]",
 )
+@click.option(
+    "--shard",
+    "part",
+    type=PartType(),
+    help="Make the i-th of n parts of the output's files, such as 2/4, beside jobs that make the others.",
+)
+@click.option(
+    "--ray",
+    metavar="[ADDRESS]",
+    is_flag=False,
+    flag_value="local",
+    help="Make the files on a Ray cluster (--ray=auto, --ray=HOST:PORT); alone, on one of this machine's own.",
+)
 @click.option("--restart", is_flag=True, help="Begin anew, whatever a broken run has finished.")
 @click.option(
     "-n", "--dry-run", is_flag=True, help="Show what would be packed and skipped, and why; reads no weight data."
@@ -60,6 +75,8 @@ def command(
     no_transpose: tuple[str, ...],
     packed_only: bool,
     max_shard_size: int | None,
+    part: "Part | None",
+    ray: str | None,
     restart: bool,
     dry_run: bool,
     force: bool,
@@ -76,7 +93,8 @@ def command(
 
     A PATTERN is a name, a glob ('*.mlp.*'), or re: and a regular expression; it has to fit the whole name.
 
-    A run that was broken off (Ctrl-C, a kill, a full disk) goes on when the same command is given again.
+    A run that was broken off (Ctrl-C, a kill, a full disk) goes on when the same command is given again. Where the
+    output has many files, --shard and --ray spread them over machines that share a disk.
 
     \b
     Example:
@@ -85,8 +103,10 @@ def command(
       qcs4w pack model.safetensors -o packed.safetensors --exclude 'pooler.*' --force
       qcs4w pack model.safetensors --dry-run --also 're:embeddings[.](word|position)_.*'
     """  # noqa: D301
-    from qcs4w_packer import Request, pack_file
+    from qcs4w_packer import Request, UsageError, pack_file
 
+    if ray is not None and part is not None:
+        raise UsageError("--ray and --shard are two ways to share the work", hint="Ray deals the files out by itself")
     console = Console("pack", as_json, quiet)
     _check_name(source, output, makes_folder=max_shard_size is not None or source.is_dir(), dry_run=dry_run)
     began = time.monotonic()
@@ -100,6 +120,8 @@ def command(
             restart=restart,
             force=force,
             dry_run=dry_run,
+            part=part,
+            ray=ray,
             watch=_watch(console, progress),
         )
     seconds = time.monotonic() - began
@@ -166,4 +188,10 @@ def _tell(console: Console, report: "PackReport", free_nbytes: int | None, *, ve
         console.warn(f"not in the output: {what}")
     for warning in pack_warnings(report):
         console.warn(warning)
+    if report.is_dry_run and report.output is not None:
+        from qcs4w_packer.work_folder import work_path
+
+        begun = work_path(Path(os.path.realpath(report.output)))
+        if begun.is_dir():
+            console.note(f"an earlier run has left its work in {begun}; pack goes on from there if nothing has changed")
     console.room(report.output_nbytes, free_nbytes)

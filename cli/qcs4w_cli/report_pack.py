@@ -1,6 +1,5 @@
 """What pack has done, or would do -> tables, lines and JSON. Pure."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .progress import name_to_log
@@ -8,7 +7,7 @@ from .report import Table, duration, plural, quantization_document, quoted, refu
 from .report_groups import MOST_ROWS, grouped, numbers, pattern, shortened
 
 if TYPE_CHECKING:
-    from qcs4w_packer import PackedTensor, PackReport
+    from qcs4w_packer import PackedTensor, PackReport, PlannedShard
     from qcs4w_packer.select import Choice
 
 _FATES = {"drop": "left out", "carry": "copied"}
@@ -16,7 +15,7 @@ _FATES = {"drop": "left out", "carry": "copied"}
 
 def pack_tables(report: "PackReport", *, verbose: bool) -> list[Table]:
     """Return what became of the packed tensors: each of a few, else the files and the kinds; with `verbose` all."""
-    tables = [_shard_table(report)] if len(report.shards) > 1 else []
+    tables = [_shard_table(report)] if len(report.shards) > 1 and report.made else []
     if not verbose:
         tables = [shortened(table) for table in tables]
     if verbose or len(report.packed) <= MOST_ROWS:
@@ -56,21 +55,21 @@ def _kind_table(report: "PackReport") -> Table:
         mean = sum(map(_relative, tensors)) / len(tensors)
         rows.append(
             (
-                tensors[0].entry.name if len(tensors) == 1 else kind,
+                (tensors[0].entry.name if len(tensors) == 1 else kind).removesuffix(".weight"),
                 f"{len(tensors):,}",
                 shape,
-                _total_sizes(tensors),
+                size(sum(tensor.entry.packed_nbytes for tensor in tensors)),
                 *([why] if report.is_dry_run else [_percent(mean), _error(worst), numbers(worst.entry.name)]),
             )
         )
-    last = ("reason",) if report.is_dry_run else (">error", ">worst", "its *")
-    return Table(("packed tensors", ">count", ">N × K", ">bytes", *last), rows, ("cyan",))
+    last = ("reason",) if report.is_dry_run else (">error", ">worst", "at *")
+    return Table(("packed tensors", ">×", ">N × K", ">bytes", *last), rows, ("cyan",))
 
 
 def _shard_table(report: "PackReport") -> Table:
     packed = grouped(report.packed, lambda tensor: (tensor.shard,))
     rows = []
-    for shard in report.shards:
+    for shard in _made(report):
         errors = [_relative(tensor) for tensor in packed.get((shard.name,), ())]
         rows.append(
             (
@@ -101,7 +100,7 @@ def carried_table(report: "PackReport", *, verbose: bool) -> Table:
         name, why = (choices[0].tensor.name, choices[0].reason) if len(choices) == 1 else (kind, reason)
         nbytes = sum(choice.tensor.nbytes for choice in choices)
         rows.append((name, f"{len(choices):,}", size(nbytes), fate, why))
-    return shortened(Table(("other tensors", ">count", ">bytes", "fate", "reason"), rows))
+    return shortened(Table(("other tensors", ">×", ">bytes", "fate", "reason"), rows))
 
 
 def packed_line(tensor: "PackedTensor", shard: str) -> str:
@@ -133,12 +132,16 @@ def pack_summary(report: "PackReport", seconds: float, done_nbytes: int) -> list
     aliases = sum(len(tensor.entry.aliases) for tensor in report.packed)
     beside = [f"{experts:,} out of {plural(len(stacks), 'stack')} of experts"] * bool(stacks)
     beside += [f"{plural(aliases, 'more name')} of tied weights"] * bool(aliases)
+    others, before, after = len(report.carried), report.source_nbytes, report.output_nbytes
+    if len(report.made) < len(report.shards):  # a part of the whole
+        others = sum(len(shard.carried) for shard in _made(report))
+        before = sum(shard.source_nbytes for shard in _made(report))
+        after = sum(shard.nbytes for shard in _made(report))
     first = (
         f"{'would pack' if report.is_dry_run else 'packed'} {plural(len(report.packed), 'tensor')}"
         + (f" ({', '.join(beside)})" if beside else "")
-        + f", {plural(len(report.carried), 'other')} {'left out' if report.packed_only else 'copied'}; "
-        + _sizes(report.source_nbytes, report.output_nbytes)
-        + (f", {report.source_nbytes / report.output_nbytes:.1f} times smaller" if _is_smaller(report) else "")
+        + f", {plural(others, 'other')} {'left out' if report.packed_only else 'copied'}; {_sizes(before, after)}"
+        + (f", {before / after:.1f} times smaller" if after and before >= 1.05 * after else "")
     )
     if report.is_dry_run:
         return [first, "dry run, nothing was written"]
@@ -148,8 +151,12 @@ def pack_summary(report: "PackReport", seconds: float, done_nbytes: int) -> list
     if len(report.packed) > 1:
         worst = max(report.packed, key=_relative)
         second += f"; largest error {_error(worst)}: {worst.entry.name}"
-    files = f" ({plural(len(report.shards), 'weight file')})" if len(report.shards) > 1 else ""
-    return [first, second, f"wrote {report.output}{files}"]
+    if not report.is_complete:
+        made = f"made {len(report.made):,} of {plural(len(report.shards), 'weight file')} (part {report.part})"
+        return [first, second, f"{made}; {report.output} appears when all are there"]
+    files = [plural(len(report.shards), "weight file")] * (len(report.shards) > 1)
+    files += [f"beside them {quoted(report.beside)}"] * bool(report.beside)
+    return [first, second, f"wrote {report.output}" + (f" ({'; '.join(files)})" if files else "")]
 
 
 def pack_warnings(report: "PackReport") -> list[str]:
@@ -191,6 +198,8 @@ def pack_document(report: "PackReport", seconds: float, free_nbytes: int | None)
         "output_nbytes": report.output_nbytes,
         "free_nbytes": free_nbytes,
         "elapsed_ms": 1000 * seconds,
+        "complete": report.is_complete,
+        "part": {"index": report.part.index + 1, "count": report.part.count, "files": list(report.made)},
         "resumed": sum(tensor.resumed for tensor in report.packed),
         "shards": [
             {
@@ -246,6 +255,11 @@ def _tensor_document(tensor: "PackedTensor", choice: "Choice") -> dict[str, Any]
     }
 
 
+def _made(report: "PackReport") -> "list[PlannedShard]":
+    """Return the files that this run makes, or would make."""
+    return [shard for shard in report.shards if shard.name in report.made]
+
+
 def _choices(report: "PackReport") -> dict[str, "Choice"]:
     return {choice.tensor.name: choice for shard in report.shards for choice in shard.choices}
 
@@ -276,11 +290,3 @@ def _percent(share: float) -> str:
 
 def _sizes(before: int, after: int) -> str:
     return f"{size(before)} → {size(after)}"
-
-
-def _total_sizes(tensors: Sequence["PackedTensor"]) -> str:
-    return _sizes(sum(t.source_nbytes for t in tensors), sum(t.entry.packed_nbytes for t in tensors))
-
-
-def _is_smaller(report: "PackReport") -> bool:
-    return report.source_nbytes >= 1.05 * report.output_nbytes

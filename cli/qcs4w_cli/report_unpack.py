@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from .progress import name_to_log
-from .report import Table, duration, plural, size
+from .report import Table, duration, plural, quoted, size
 from .report_groups import MOST_ROWS, grouped, pattern, shortened
 
 if TYPE_CHECKING:
@@ -40,11 +40,10 @@ def _kind_table(report: "UnpackReport") -> Table:
     rows = []
     groups = grouped(report.tensors, lambda result: (pattern(result.tensor.name), _shape(result), result.tensor.dtype))
     for (kind, shape, dtype), results in groups.items():
-        before = sum(result.tensor.packed_nbytes for result in results)
-        after = sum(result.tensor.nbytes for result in results)
-        name = results[0].tensor.name if len(results) == 1 else kind
-        rows.append((name, f"{len(results):,}", shape, dtype, f"{size(before)} → {size(after)}", _cost(results)))
-    return Table(("tensors", ">count", ">shape", "dtype", ">bytes", ">rounding"), rows, ("cyan",))
+        nbytes = sum(result.tensor.nbytes for result in results)
+        name = (results[0].tensor.name if len(results) == 1 else kind).removesuffix(".weight")
+        rows.append((name, f"{len(results):,}", shape, dtype, size(nbytes), _cost(results)))
+    return Table(("tensors", ">×", ">shape", "dtype", ">bytes", ">rounding"), rows, ("cyan",))
 
 
 def _file_table(report: "UnpackReport") -> Table:
@@ -82,8 +81,10 @@ def unpack_summary(report: "UnpackReport", seconds: float) -> list[str]:
     if report.is_dry_run:
         return [first, "dry run, nothing was written"]
     rate = f"{size(int(report.output_nbytes / seconds))}/s" if seconds else "n/a"
-    files = f" ({plural(len(report.files), 'weight file')})" if len(report.files) > 1 else ""
-    return [first, f"in {duration(seconds)}, {rate}", f"wrote {report.output}{files}"]
+    files = [plural(len(report.files), "weight file")] * (len(report.files) > 1)
+    files += [f"beside them {quoted(report.beside)}"] * bool(report.beside)
+    last = f"wrote {report.output}" + (f" ({'; '.join(files)})" if files else "")
+    return [first, f"in {duration(seconds)}, {rate}", last]
 
 
 def unpack_document(report: "UnpackReport", seconds: float, free_nbytes: int | None) -> dict[str, Any]:

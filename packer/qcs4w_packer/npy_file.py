@@ -4,6 +4,7 @@ import contextlib
 import lzma
 import os
 import struct
+import threading
 import tokenize
 import zipfile
 import zlib
@@ -67,7 +68,8 @@ def open_npy(path: Path) -> Source:
     array = Strided(
         start, dtype.itemsize, shape, strides if fortran else strides[::-1], swapped=part if _is_swapped(dtype) else 0
     )
-    tensor = SourceTensor(NAMELESS, name, shape, strided_fetch(PooledFile(files, path), array, whole))
+    fetch = strided_fetch(PooledFile(files, path), array, whole)
+    tensor = SourceTensor(NAMELESS, name, shape, fetch, is_held=not array.is_plain)
 
     def close() -> None:
         whole.clear()
@@ -106,13 +108,16 @@ def open_npz(path: Path) -> Source:
         tensors: dict[str, SourceTensor] = {}
         left_out: list[str] = []
         last: dict[str, Callable[[int, int], bytes]] = {}
+        lock = threading.Lock()
 
         def fetch_of(member: str) -> Callable[[int, int], bytes]:
             def fetch(start: int, stop: int) -> bytes:
-                if member not in last:
-                    last.clear()
-                    last[member] = _array_fetch(_read_member(archive, member, path))
-                return last[member](start, stop)
+                with lock:
+                    if member not in last:
+                        last.clear()
+                        last[member] = _array_fetch(_read_member(archive, member, path))
+                    rows = last[member]
+                return rows(start, stop)
 
             return fetch
 
@@ -136,7 +141,7 @@ def open_npz(path: Path) -> Source:
             if dtype_name is None:
                 left_out.append(f"{name} (dtype {dtype} has no safetensors counterpart)")
             else:
-                tensors[name] = SourceTensor(name, dtype_name, shape, fetch_of(info.filename))
+                tensors[name] = SourceTensor(name, dtype_name, shape, fetch_of(info.filename), is_held=True)
     except BaseException:
         archive.close()
         raise

@@ -78,7 +78,7 @@ def _source(path: Path, model: Any, files: OpenFiles) -> Source:
             tensor = slot_tensor(PooledFile(files, file), name, Slot(dtype, dims, offset, nbytes))
         else:
             place = None
-            tensor = SourceTensor(name, dtype, dims, _inline(path, proto, nbytes, dims, last))
+            tensor = SourceTensor(name, dtype, dims, _inline(path, proto, nbytes, dims, last), is_held=True)
         tensors[name] = replace(tensor, direction=directions.get(name), storage=place)
     left_out = [f"the model's graph ({len(graph.node):,} nodes)"]
     if graph.sparse_initializer:

@@ -1,5 +1,6 @@
 """Arrays that lie in a file with strides, read row by row by positioned reads."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -55,14 +56,16 @@ class LastWhole:
 
     def __init__(self) -> None:
         self._last: tuple[Strided, NDArray[np.generic]] | None = None
+        self._lock = threading.Lock()
 
     def get(self, file: Readable, array: Strided) -> NDArray[np.generic]:
         """Return all elements from the first to the last, in the file's order."""
-        last = self._last
-        if last is None or last[0] != array:
-            self._last = last = None  # before another is read
-            last = self._last = (array, _read(file, array, 0, array.span))
-        return last[1]
+        with self._lock:
+            last = self._last
+            if last is None or last[0] != array:
+                self._last = last = None  # before another is read
+                last = self._last = (array, _read(file, array, 0, array.span))
+            return last[1]
 
     def clear(self) -> None:
         """Let go of it."""

@@ -187,7 +187,12 @@ def _source_tensor(name: str, tensor: torch.Tensor, opened: _Opened) -> SourceTe
             f"{opened.file.path}: tensor '{name}' {list(shape)} repeats {storage.nbytes:,} bytes up to {nbytes:,}"
         )
     return SourceTensor(
-        name, dtype, shape, strided_fetch(opened.file, array, opened.whole), storage=(opened.file.path, array, dtype)
+        name,
+        dtype,
+        shape,
+        strided_fetch(opened.file, array, opened.whole),
+        storage=(opened.file.path, array, dtype),
+        is_held=not array.is_plain,
     )
 
 

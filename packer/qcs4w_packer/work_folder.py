@@ -71,7 +71,8 @@ class WorkFolder:
                 stated = _statement(plan)
                 self._fingerprints: dict[str, str] = stated["shards"]
                 self.stamps: dict[str, list[Any]] = stated["sources"]
-                self._prepare(stated, restart=restart, shared=shared)
+                with _preparing(self.path) if shared else contextlib.nullcontext():
+                    self._prepare(stated, restart=restart, shared=shared)
                 self._has_earlier = any(self.journal(shard).is_file() for shard in plan.shards)
                 self._check_room()
             except BaseException as error:
@@ -79,6 +80,11 @@ class WorkFolder:
                 raise
         except OSError as error:
             raise cannot_write(self.output, error) from None
+
+    @staticmethod
+    def is_begun(output: Path) -> bool:
+        """Tell whether somebody has begun to make an output, on a disk that can be seen from here."""
+        return (work_path(Path(os.path.realpath(output))) / "plan.json").is_file()
 
     def fingerprint(self, shard: PlannedShard) -> str:
         """Return what tells whether a shard begun earlier is the very same."""
@@ -141,9 +147,11 @@ class WorkFolder:
         if made if again else (self.finished or made or self._has_earlier):
             count = f" ({self.finished:,} of {self.plan.tensor_count:,} tensors)" if self.finished else ""
             said = f"what was finished{count} is kept in {self.path}: the same command goes on from there"
-            if isinstance(error, Qcs4wError):
+            if isinstance(error, Qcs4wError) and str(self.path) not in (
+                error.hint or ""
+            ):  # another process may have said it
                 error.hint = f"{error.hint}; {said}" if error.hint else said
-            else:
+            elif not isinstance(error, Qcs4wError):
                 self._note(said)
             self.close()
         elif self.alone():
@@ -199,7 +207,9 @@ class WorkFolder:
 
     def _prune(self, same: set[str]) -> bool:
         """Remove what is of other work; tell whether something that was finished is lost."""
-        own = {"lock", "out", "old"} | {f"{name}.{kind}" for name in same for kind in ("part", "jsonl", "lock")}
+        own = {"lock", "out", "old"} | {
+            f"{name}.{kind}" for name in same for kind in ("part", "jsonl", "jsonl.new", "lock")
+        }
         lost = False
         for path in self.path.iterdir():
             if path.name not in own and not path.name.startswith("plan.json"):
@@ -306,6 +316,17 @@ def _locked(folder: Path, output: Path, *, shared: bool) -> int:
             os.close(fd)
             raise
         os.close(fd)  # the lock of a folder that is no longer there
+
+
+@contextlib.contextmanager
+def _preparing(folder: Path) -> Iterator[None]:
+    """Wait until nobody else prepares a shared folder: what one has begun must not look to another like old work."""
+    fd = os.open(folder / "plan.json.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
 
 
 def _lock(fd: int, kind: int) -> bool:
