@@ -29,6 +29,7 @@ from .select import Choice
 from .weights import SourceTensor
 from .work_folder import WorkFolder
 
+_MOST_THREADS = 8  # each holds blocks of a few MiB; more would wait for the one that writes and hashes
 _READ_NBYTES = 8 << 20  # at a time, when what was finished is read again
 
 
@@ -41,7 +42,7 @@ def pack_shard(
         work: the locked work folder; its plan holds the shard.
         shard: which.
         tally: told of every piece of work.
-        threads: how many compute at once; by default one for each core.
+        threads: how many compute at once; by default one for each core, up to 8.
 
     Returns:
         what became of each tensor that is packed, in order.
@@ -51,9 +52,10 @@ def pack_shard(
         SourceError: a source cannot be read any more; the message names file and offset.
         NonFiniteError: a weight is not finite.
     """
+    threads = threads or min(cores(), _MOST_THREADS)
     with work.holding(shard), _Shard(work, shard, tally) as making:
-        making.resume(threads or cores())
-        making.run(threads or cores())
+        making.resume(threads)
+        making.run(threads)
         return making.finish()
 
 
