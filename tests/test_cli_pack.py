@@ -178,6 +178,24 @@ def test_patterns_and_additions(checkpoint: Path, qcs4w: CommandLine) -> None:
     assert "unterminated character set at character 2" in qcs4w.refused("pack", checkpoint, "-n", "--also", "re:a[b")
 
 
+def test_what_is_turned_round_unasked_is_said(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """GPT-2's config.json settles the direction: a note on stderr, and a text in the JSON."""
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    weight = np.arange(12, dtype=np.float32).reshape(2, 6)
+    save_file({f"h.{i}.mlp.c_fc.weight": weight for i in (0, 1)}, folder / "model.safetensors")
+    result = qcs4w("pack", folder, "-o", tmp_path / "p")
+    said = "transposed: gpt2's Conv1D stores [in, out]: 'h.0.mlp.c_fc.weight' and 1 more"
+    assert said in result.err
+    document = qcs4w("pack", folder, "-n", "--json").document
+    assert document["notices"] == [said]
+    assert [(t["out_features"], t["in_features"]) for t in document["packed"]] == [(6, 2), (6, 2)]
+    assert "source equal" in qcs4w("verify", tmp_path / "p", "--source", folder).out
+    (folder / "config.json").write_text("{}")
+    assert "has the name of a GPT-2 Conv1D" in qcs4w.refused("pack", folder, "-n")
+
+
 LAYERS = 25
 
 
@@ -261,7 +279,7 @@ def test_the_dry_run_of_a_large_checkpoint(llama: Path, tmp_path: Path, qcs4w: C
         ["model.layers.*.mlp.up_proj.weight", "25"],
         ["model.layers.*.input_layernorm.weight", "25"],
     ]
-    assert "Warning: not in the output: 'picture.png'" in result.err
+    assert "Warning: not in the output: picture.png (not what a checkpoint needs)" in result.err
     document = qcs4w("pack", llama, "-n", "-o", tmp_path / "packed", "--exclude", "*.mlp.*", "--json").document
     assert f"{document['output_nbytes'] / 1024:.1f} KiB of disk, " in result.err
     assert document["free_nbytes"] > 0

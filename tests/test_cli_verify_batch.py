@@ -66,7 +66,7 @@ def test_a_manifest_says_what_goes_with_what(
 
 
 BAD_LINES = {
-    "no JSON": ("{file: 1}", "is no JSON"),
+    "no JSON": ('{"file": }', "is no JSON: Expecting value, at column 10"),
     "not UTF-8": ('{"file": "\udcff"}', "is no JSON"),
     "a list": ("[1]", "is no JSON object"),
     "no file": ('{"tensor": "a"}', "names no file"),

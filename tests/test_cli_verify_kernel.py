@@ -86,6 +86,7 @@ def test_too_small_a_grid_is_told_as_such(packed: Path, tmp_path: Path, qcs4w: C
         (["--grid", "1", "--workgroup", "8, 4, 2, 1"], "is not one to three numbers from 1"),
         (["--grid", "1", "--workgroup", ""], "'' is not one to three numbers from 1"),
         (["--grid", "1", "--timeout", "nan"], "'nan' is no number of seconds"),
+        (["--grid", "1", "--workgroup", "16, 4"], "--workgroup says 16 × 4 × 1, the text says 64 × 1 × 1"),
     ],
 )
 def test_what_does_not_fit_a_kernel_is_said(
@@ -96,6 +97,29 @@ def test_what_does_not_fit_a_kernel_is_said(
     assert result.code == 2
     assert words in result.err
     assert "Traceback" not in result.err
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        ((GRID, "//! grid = floor(M * N / 64)\n"), "cannot evaluate 'floor(M * N / 64)'"),
+        ((GRID, "//! grid = 1, 1, 1\n"), "cannot evaluate '(1, 1)'"),
+        (("@binding(3)", "@binding(5)"), "3 (scales) is missing"),
+        (("var sum = 0.0;", "var sum = ;"), "does not compile"),
+    ],
+    ids=["grid", "three of them", "binding", "text"],
+)
+def test_a_fault_of_the_text_is_said_once(
+    edit: tuple[str, str], words: str, tmp_path: Path, rng: np.random.Generator, qcs4w: CommandLine
+) -> None:
+    """What is wrong with a kernel at any shape is one error, however many tensors there are."""
+    path = tmp_path / "w.safetensors"
+    save_container(path, {f"{i}.weight": pack_weight(rng.standard_normal((3, 4), np.float32)) for i in range(3)})
+    (tmp_path / "mine.wgsl").write_text(edited(MINE.read_text(), edit))
+    error = qcs4w.refused("verify", path, "--kernel", tmp_path / "mine.wgsl")
+    assert error.count(words) == 1
+    if "grid" in edit[0]:
+        assert "Hint: there are + - * % / (rounds down), ceil(a / b), min, max, whole numbers, M, N, K, K_pac" in error
 
 
 @pytest.mark.parametrize("option", [["--grid", "1"], ["--workgroup", "1"], ["--define", "A=1"], ["--watch"]])
@@ -152,6 +176,26 @@ def test_the_shapes_of_a_sweep_are_dealt_out(qcs4w: CommandLine) -> None:
     shapes = [result["tensor"] for part in parts for result in part]
     assert sorted(map(len, parts)) == [23, 24, 24]
     assert len(set(shapes)) == len(shapes)
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (("byte < params.K_packed", "byte < params.K / 2u"), "dropped tail: last 1 column (at M 5, N 37, K 67: "),
+        (("* scales[n]", "* scales[n / 2u * 2u]"), "none of the known ones fits"),
+    ],
+    ids=["a tail like swapped nibbles", "a scale like the neighbour's"],
+)
+def test_why_a_sweep_fails_is_told_at_a_shape_of_some_size(
+    edit: tuple[str, str], words: str, tmp_path: Path, qcs4w: CommandLine
+) -> None:
+    """Of one product, faults look alike: a cause that a larger shape contradicts is not named, one it shows is."""
+    path = tmp_path / "mine.wgsl"
+    path.write_text(edited(MINE.read_text(), edit))
+    result = qcs4w("verify", "--sweep", "--kernel", path)
+    assert result.code == 1
+    assert f"likely cause: {words}" in result.out
+    assert result.out.count("likely cause") == 1
 
 
 def test_a_sweep_and_files_are_one_answer(packed: Path, qcs4w: CommandLine) -> None:

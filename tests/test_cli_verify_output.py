@@ -103,14 +103,15 @@ def test_swapped_nibbles_and_nan_are_named(
 @pytest.mark.parametrize(
     ("y", "words"),
     [
-        (np.zeros((4, 9), np.float32), "the output has shape [4, 9], expected [4, 8]"),
+        (np.zeros((4, 9), np.float32), "y.npy: the output has shape [4, 9], expected [4, 8]"),
+        (np.zeros((8, 4), np.float32), "Hint: save it transposed"),
         (np.zeros((5, 8), np.float32), "the output has shape [5, 8], expected [4, 8]"),
         (np.zeros((8,), np.float32), "the output has shape [8], expected [4, 8]"),
         (np.zeros((4, 8), np.int32), "expected floats"),
         (np.zeros((0, 8), np.float32), "the output has shape [0, 8]"),
         (np.float32(1), "expected floats of shape"),
     ],
-    ids=["columns", "rows", "rank", "dtype", "no rows", "scalar"],
+    ids=["columns", "turned", "rows", "rank", "dtype", "no rows", "scalar"],
 )
 def test_a_wrong_output_is_one_error(
     y: np.ndarray, words: str, packed_file: Path, tmp_path: Path, qcs4w: CommandLine

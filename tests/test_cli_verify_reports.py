@@ -54,6 +54,44 @@ def test_all_reports_of_one_run_agree(tmp_path: Path, qcs4w: CommandLine) -> Non
         assert "nibbles swapped" in text
 
 
+def test_a_tensor_that_is_verified_twice_can_be_told_apart(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """No two test cases, rows or headings are called the same: where a name is not enough, its line is told."""
+    right = pack_weight(np.random.default_rng(0).standard_normal((3, 4), np.float32))
+    for file in ("a", "b"):
+        save_container(tmp_path / f"{file}.safetensors", {"fc.weight": right})
+    np.save(tmp_path / "x.npy", np.ones((1, 4), np.float32))
+    np.save(tmp_path / "y.npy", np.full((1, 3), 9, np.float32))
+    twice = ['{"file": "a.safetensors", "input": "x.npy", "output": "y.npy"}', '{"file": "a.safetensors", "rows": 2}']
+    (tmp_path / "batch.jsonl").write_text("\n".join([*twice, '{"file": "b.safetensors"}', "{", "{"]))
+    options = report_options(tmp_path)
+    assert qcs4w("verify", "--manifest", tmp_path / "batch.jsonl", *options).code == 2
+    names = ["fc.weight (line 1)", "fc.weight (line 2)", "fc.weight"]
+    assert [name for _, name in of_junit((tmp_path / "r.xml").read_text())] == [*names, " (line 4)", " (line 5)"]
+    markdown = (tmp_path / "r.md").read_text().splitlines()
+    assert markdown[4].startswith("| | tensor | file | N × K |")
+    cells = [line.split(" | ")[1:3] for line in markdown[6:]]
+    assert cells[2][0] == "fc.weight (line 1)"
+    assert cells[4] == ["fc.weight", str(tmp_path / "b.safetensors").replace("_", "\\_")]
+    assert len({tuple(each) for each in cells}) == 5
+    assert f"{tmp_path / 'a.safetensors'}: fc.weight (line 1)</h3>" in (tmp_path / "r.html").read_text()
+
+
+def test_the_axis_of_bounds_that_are_alike_can_be_read() -> None:
+    """Where all bounds lie within one power of ten, the ends of the axis alone are labelled: more would overlap."""
+    import re
+
+    from cases import packed_of, random_codes
+
+    from qcs4w_cli.report_plots import svgs
+    from qcs4w_gpu.picture import picture_of
+
+    bounds = np.array([[2.4e-4, 2.9e-4, 3.7e-4]])
+    picture = picture_of(packed_of(random_codes(3, 4)), np.ones((1, 3), np.float32), np.zeros((1, 3)), bounds)
+    plot = next(svg for title, svg in svgs(picture, "t0") if title == "error against bound")
+    axis = plot[plot.index("matplotlib.axis_1") : plot.index("matplotlib.axis_2")]
+    assert re.findall(r"<text[^>]*>([^<]*)</text>", axis) == ["0.00024", "0.00037", "bound"]
+
+
 def test_the_numbers_of_the_csv_are_those_of_the_json(tmp_path: Path, qcs4w: CommandLine) -> None:
     """What a spreadsheet gets is what the document says, at full precision."""
     import csv

@@ -85,6 +85,8 @@ def test_options_that_do_not_go_together(packed_file: Path, checkpoint: Path, qc
     arguments = ("verify", packed_file, "--than", packed_file)
     for wrong in ((), (packed_file, "--source", checkpoint), ("--source", checkpoint, "--max-quant-error", "1")):
         assert "--than compares two packed files" in qcs4w.refused(*arguments, *wrong)
+    error = qcs4w.refused(*arguments, "--source", checkpoint, "--html", "r.html", "--sweep", "--save-failing", "d")
+    assert "Hint: it has no --sweep and no --save-failing and no --html" in error
 
 
 def test_a_source_that_is_not_finite(packed_file: Path, checkpoint: Path, tmp_path: Path, qcs4w: CommandLine) -> None:

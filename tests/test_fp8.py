@@ -170,6 +170,11 @@ def test_the_config_gives_the_size_of_a_block(tmp_path: Path) -> None:
             for config in ({"quantization_config": said}, {"text_config": {"quantization_config": said}}):
                 found = with_scales(replace(source, config=config)).tensors["a.weight"].read()
                 assert found.tobytes() == expected.tobytes()
+        huge = {"quantization_config": {"weight_block_size": [25, 1 << 80]}}
+        tall = replace(source.tensors["a.weight_scale"], shape=(4, 1))
+        wide = with_scales(replace(source, config=huge, tensors={**source.tensors, "a.weight_scale": tall}))
+        assert wide.tensors["a.weight"].fp8.block == (25, 70)
+        assert wide.tensors["a.weight"].read().shape == (100, 70)
         for wrong in ([32], [0, 24], [True, 24], "32", [32.0, 24]):
             config = {"quantization_config": {"weight_block_size": wrong}}
             with pytest.raises(SelectionError, match="block size of its quantization_config is"):

@@ -136,8 +136,8 @@ def test_what_has_no_counterpart_is_told(tmp_path: Path) -> None:
         assert list(source.tensors) == ["w"]
         assert source.left_out == (
             "the model's graph (0 nodes)",
-            "'text' (data type STRING has no safetensors counterpart)",
-            "'four' (data type INT4 has no safetensors counterpart)",
+            "text (data type STRING has no safetensors counterpart)",
+            "four (data type INT4 has no safetensors counterpart)",
         )
 
 

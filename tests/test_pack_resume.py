@@ -166,7 +166,7 @@ def test_ctrl_c_keeps_what_is_finished(source: Path, tmp_path: Path) -> None:
     told: list[str] = []
     steps: list[Step] = []
     tensors: list[PackedTensor] = []
-    report = pack_file(source, out, watch=Watch(steps.append, tensors.append, told.append))
+    report = pack_file(source, out, watch=Watch(step=steps.append, packed=tensors.append, note=told.append))
     assert told == ["resumed out.safetensors: 5 of 24 tensors were finished"]
     assert out.read_bytes() == (tmp_path / "whole.safetensors").read_bytes()
     assert [t.error for t in report.packed] == [t.error for t in whole.packed]
@@ -229,7 +229,7 @@ def test_other_work_starts_clean(change: str, source: Path, tmp_path: Path, monk
     elif change == "options":
         request = Request(exclude=("layers.0.fc.weight",))
     elif change == "tool":
-        monkeypatch.setattr("qcs4w_packer.work_folder.__version__", "99")
+        monkeypatch.setattr("qcs4w_packer.work_statement.__version__", "99")
     told: list[str] = []
     pack_file(source, out, request=request, restart=change == "restart", watch=Watch(note=told.append))
     (note,) = told
@@ -300,6 +300,23 @@ def test_the_finished_are_read_again(source: Path, tmp_path: Path) -> None:
     assert any("their bytes are no longer what was written" in text for text in told)
     pack_file(source, tmp_path / "whole", max_shard_size=SHARD_NBYTES)
     assert content(out) == content(tmp_path / "whole")
+
+
+def test_a_shard_that_is_made_again_does_not_pass_for_finished(source: Path, tmp_path: Path) -> None:
+    """It leaves the place of finished ones first, so that no other process can publish it half made."""
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        pack_file(source, out, max_shard_size=SHARD_NBYTES, watch=stop_after(11))
+    finished = sorted((work_of(out) / "out").iterdir())[0]
+    flip(finished)
+
+    def stop(step: Step) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        pack_file(source, out, max_shard_size=SHARD_NBYTES, watch=Watch(step=stop))
+    assert not finished.exists()
+    assert (work_of(out) / f"{finished.name}.part").exists()
 
 
 def test_a_source_that_changes_under_way_is_refused(source: Path, tmp_path: Path) -> None:

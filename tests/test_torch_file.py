@@ -155,11 +155,12 @@ def test_keys_that_are_no_text(tmp_path: Path) -> None:
 
 def test_keys_that_are_no_names(tmp_path: Path) -> None:
     """A tuple cannot name a tensor, whatever is in it, and is not spelled out."""
-    with open_source(save({("x" * 10_000, 1): BASE, (2,): 3, "a": BASE}, tmp_path / "a.pt")) as source:
+    with open_source(save({("x" * 10_000, 1): BASE, (2,): 3, "a": BASE, "\udc80": 4}, tmp_path / "a.pt")) as source:
         assert list(source.tensors) == ["a"]
         assert source.left_out == (
             "a tuple as key (a tensor without a name)",
             "a tuple as key (a int, not a tensor)",
+            "'\\udc80' (a int, not a tensor)",
         )
 
 

@@ -17,6 +17,7 @@ COLUMNS = (
     *("relative_error", "source_match", "quantization_error", "max_quant_error", "causes", "error"),
 )
 
+_WORST_FIRST = ("error", "fail", "pass")
 _MOST_LINES = 200  # of a Markdown table: a comment on a pull request has at most 65,536 characters
 
 
@@ -40,6 +41,21 @@ def flat(result: Result) -> dict[str, Any]:
         "quantization_error": None if source is None else source["quantization_error"]["relative"],
         "causes": "; ".join(cause["name"] for cause in result["causes"]),
     }
+
+
+def names_of(results: Sequence[Result], nameless: str = "") -> list[str]:
+    """Return what to call each result within its file: its tensor, and the manifest's line where that is not enough.
+
+    Args:
+        results: all of a run.
+        nameless: what to call a file as a whole.
+    """
+    names = [result["tensor"] or nameless for result in results]
+    times = Counter((result["file"], name) for result, name in zip(results, names, strict=True))
+    return [
+        f"{name} (line {result['line']})".strip() if "line" in result and times[result["file"], name] > 1 else name
+        for result, name in zip(results, names, strict=True)
+    ]
 
 
 def worst_of(result: Result) -> dict[str, Any]:
@@ -68,11 +84,12 @@ def markdown_text(results: Sequence[Result], heading: str) -> str:
         f"{plural(len(results), 'tensor')}: **{counts['pass']:,} passed, {counts['fail']:,} failed, "
         f"{counts['error']:,} could not be checked**",
     ]
-    order = sorted(results, key=lambda result: ("error", "fail", "pass").index(result["status"]))
+    order = sorted(zip(results, names_of(results), strict=True), key=lambda each: _WORST_FIRST.index(each[0]["status"]))
     if order:
-        lines += ["", "| | tensor | N × K | worst error / bound | quantization error | finding |"]
-        lines += ["|---|---|---:|---:|---:|---|"]
-        lines += [_markdown_row(result) for result in order[:_MOST_LINES]]
+        several = len({result["file"] for result in results}) > 1
+        lines += ["", f"| | tensor |{' file |' * several} N × K | worst error / bound | quantization error | finding |"]
+        lines += [f"|---|---|{'---|' * several}---:|---:|---:|---|"]
+        lines += [_markdown_row(result, name, with_file=several) for result, name in order[:_MOST_LINES]]
     if len(order) > _MOST_LINES:
         lines += ["", f"and {plural(len(order) - _MOST_LINES, 'tensor')} more"]
     return "\n".join(lines) + "\n"
@@ -109,15 +126,15 @@ def finding(result: Result) -> str:
     return "; ".join(texts)
 
 
-def _markdown_row(result: Result) -> str:
-    place = result["tensor"] or result["file"]
+def _markdown_row(result: Result, name: str, *, with_file: bool) -> str:
+    place = [name, result["file"]] if with_file else [name or result["file"]]
     if result["status"] == "error":
-        cells = ["error", place, "", "", "", finding(result)]
+        cells = ["error", *place, "", "", "", finding(result)]
     else:
         error = flat(result)["quantization_error"]
         cells = [
             result["status"],
-            place,
+            *place,
             f"{result['out_features']} × {result['in_features']}",
             f"{share(result):.2g}",
             "" if error is None else f"{error:.4f}",

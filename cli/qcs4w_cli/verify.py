@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shlex
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -153,6 +154,7 @@ def command(
     from contextlib import ExitStack
 
     from qcs4w_gpu import Gpu
+    from qcs4w_gpu.linear import check_kernel
     from qcs4w_packer import UsageError, open_source
 
     lines_to_stdout = jsonl is not None and str(jsonl) == "-"
@@ -169,10 +171,15 @@ def command(
     if than is not None:
         from .verify_than import verify_than
 
-        others = (manifest, files_from, output, blob, shard, jsonl, save_failing, *reports_wanted.values())
-        flags = (limits, kernel != KernelRequest(), no_bias, fail_fast, strict)
-        if len(paths) != 1 or source is None or any(flags) or any(given is not None for given in others):
-            raise UsageError("--than compares two packed files: give one PACKED, --source, and perhaps --input")
+        others: dict[str, Any] = {"manifest": manifest, "files-from": files_from, "output": output, "shape": blob}
+        others |= {"max-quant-error": limits or None, "no-bias": no_bias or None, "shard": shard}
+        others |= {"fail-fast": fail_fast or None, "strict": strict or None, **kernel.said()}
+        others |= {"save-failing": save_failing, "jsonl": jsonl, **reports_wanted}
+        useless = [f"--{name}" for name, value in others.items() if value is not None]
+        if len(paths) != 1 or source is None or useless:
+            message = "--than compares two packed files: give one PACKED, --source, and perhaps --input"
+            hint = f"it has no {' and no '.join(useless)}; --json has all its figures" if useless else None
+            raise UsageError(message, hint=hint)
         return verify_than(paths[0], than, source, input_path, tensors, console)
     thresholds = thresholds_of(limits)
     if thresholds and source is None and (paths or manifest is None):  # lines of a manifest may name their own
@@ -191,9 +198,10 @@ def command(
             stack, jsonl, {kind: reports_wanted[kind] for kind in FORMATS}, save_failing, force=force
         )
         template = Request(Path(), tensors, input_path, output, source, rows, seed, thresholds)
+        device = Device(lambda: kernel.watched(Gpu(adapter, engine=engine, require_gpu=require_gpu), console))
         saved = None
         if save_failing is not None:
-            saved = FailingFolder(save_failing, kernel, force=force)
+            saved = FailingFolder(save_failing, kernel, device, force=force)
             saved.check()
         chosen = kernel.read()
         requests: Iterable[Request | Unusable] = requests_of(paths, template)
@@ -203,7 +211,6 @@ def command(
         also = [Path(files_from) if files_from else None, manifest, kernel.file, source, input_path, output]
         also += [blob.scales if blob else None]
         requests = reports.spare(requests, [path for path in also if path is not None])
-        device = Device(lambda: kernel.watched(Gpu(adapter, engine=engine, require_gpu=require_gpu), console))
         batch = Batch(
             Setting(device, chosen, with_bias=not no_bias, draw=reports.wants_pictures),
             blob=blob,
@@ -216,13 +223,15 @@ def command(
         )
         stack.enter_context(interruptible())
         stack.callback(device.close)
-        if output is None and (paths or kernel.sweep):  # without an adapter that is one error; a manifest may need none
+        # Without an adapter that is one error; a manifest may need none, but for a kernel.
+        if output is None and (paths or kernel.sweep or kernel.file):
             console.note(f"adapter: {device.gpu.adapter}; {device.gpu.reason}")
+            if chosen is not None:
+                check_kernel(device.gpu, chosen)  # a fault of its text is one error, and not one of each tensor
         if kernel.sweep:
-            for result in kernel.sweep_results(device.gpu, chosen, seed, shard):
+            on_failure = saved.add_shape if saved else None
+            for result in kernel.sweep_results(device.gpu, chosen, seed, shard, on_failure):
                 reports.add(result, None)
-                if saved is not None:
-                    saved.left_out += result["status"] == "fail"  # it is small, and --sweep repeats it
                 if result["status"] != "pass":  # of the shapes that pass, the number is enough
                     _show(result, 0, console)
         several = manifest is not None or len(paths) > 1 or any(map(_stands_for_several, paths))
@@ -234,7 +243,8 @@ def command(
                 console.answer(f"{file_shown}:")
             _show(outcome.result, outcome.name_width, console)
         unused = []
-        if input_path is not None and not tensors and not batch.stopped:
+        was_used = any(path == input_path for path, _ in batch.used_inputs)  # else an error has said why
+        if input_path is not None and was_used and not tensors and not batch.stopped:
             with open_source(input_path) as inputs:
                 unused = [name for name in inputs.tensors if (input_path, name) not in batch.used_inputs]
         results = reports.results
@@ -244,7 +254,7 @@ def command(
         summary = {status: counts[status] for status in ("pass", "fail", "error")}
         code = EXIT_ERROR if counts["error"] else EXIT_FAILED if counts["fail"] else 0
         if saved is not None and saved.write():
-            console.note(f"wrote {save_failing}")
+            console.note(f"wrote {save_failing}; to repeat it: sh {shlex.quote(str(saved.script))}")
         for path in reports.write(_facts(device, seed, shard), summary, code):
             console.note(f"wrote {path}")
     console.answer(

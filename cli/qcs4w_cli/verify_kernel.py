@@ -19,8 +19,12 @@ from .report import error_document, to_json, verdict_document
 
 if TYPE_CHECKING:
     from qcs4w_gpu import Gpu, Kernel
+    from qcs4w_gpu.reproduce import Reproducer
+    from qcs4w_gpu.sweep import Shape
 
     from .verify_batch import Shard
+
+    OnShape = Callable[[Shape, int, Callable[[], Reproducer | None]], None]
 
 _PATIENCE_S = 10.0
 _POLL_S = 0.2
@@ -53,6 +57,17 @@ class KernelRequest:
     def file(self) -> Path | None:
         """The user's file, or None where the kernel is one of ours."""
         return Path(self.name) if self.name is not None and self.name.endswith(".wgsl") else None
+
+    def said(self) -> dict[str, Any]:
+        """Return what each option says, by its name; None where it is not given."""
+        return {
+            "kernel": self.name,
+            "grid": self.grid,
+            "workgroup": self.workgroup,
+            "define": self.defines or None,
+            "sweep": self.sweep or None,
+            "timeout": self.timeout,
+        }
 
     def read(self) -> "Kernel | None":
         """Return the kernel, or None where the plan chooses.
@@ -105,9 +120,24 @@ class KernelRequest:
         gpu.watchdog = Watchdog(seconds, bark)
         return gpu
 
-    def sweep_results(self, gpu: "Gpu", kernel: "Kernel | None", seed: int, shard: "Shard") -> Iterator[dict[str, Any]]:
-        """Yield the JSON form of a result for each shape of a shard, the smallest first, up to the first failure."""
-        from qcs4w_gpu.sweep import sweep, sweep_shapes
+    def sweep_results(
+        self,
+        gpu: "Gpu",
+        kernel: "Kernel | None",
+        seed: int,
+        shard: "Shard",
+        on_failure: "OnShape | None" = None,
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the JSON form of a result for each shape of a shard, the smallest first, up to the first failure.
+
+        Args:
+            gpu: where to run.
+            kernel: to judge; by default what the plan chooses.
+            seed: of all random numbers.
+            shard: the part of the shapes to take.
+            on_failure: called with a shape that fails, the seed, and what looks for the smallest input that does so.
+        """
+        from qcs4w_gpu.sweep import reproduce_shape, sweep, sweep_shapes
         from qcs4w_packer import Qcs4wError
 
         shapes = [shape for position, shape in enumerate(sweep_shapes()) if shard.holds(position)]
@@ -122,6 +152,8 @@ class KernelRequest:
                 return
             yield {**place, **verdict_document(shape, verdict)}
             if verdict.status != "pass":
+                if on_failure is not None:
+                    on_failure(shape, seed, functools.partial(reproduce_shape, gpu, kernel, shape, verdict, seed=seed))
                 return
 
 
@@ -134,8 +166,9 @@ def kernel_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--grid",
             metavar="EXPR",
-            help="How many workgroups your kernel needs, of M, N, K, K_packed and its constants; folded into two "
-            "dimensions. Two expressions with a comma are x and y as they are.  [default: its //! grid line]",
+            help="How many workgroups your kernel needs, of M, N, K, K_packed and its constants, with + - * / %, ceil, "
+            "min and max; folded into two dimensions. Two expressions with a comma are x and y as they are.  [default: "
+            "its //! grid line]",
         ),
         click.option(
             "--workgroup", metavar="EXPR", help="Its workgroup size, where the text's own is no plain arithmetic."

@@ -190,6 +190,8 @@ def _request(data: bytes, folder: Path, template: Request) -> Request:
         raise UsageError(f"is longer than {_LONGEST_LINE:,} bytes")
     try:
         line = json.loads(data.decode(), object_pairs_hook=_said_once)
+    except json.JSONDecodeError as error:  # its own "line 1" is not the manifest's
+        raise UsageError(f"is no JSON: {error.msg}, at column {error.colno}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"is no JSON: {error}") from None
     if not isinstance(line, dict):

@@ -178,6 +178,7 @@ class Work:
             y,
             dtype=outputs.tensors[name].dtype,
             bias=container.bias(entry) if self.setting.with_bias else None,
+            file=request.output,
             **rest,
         )
 

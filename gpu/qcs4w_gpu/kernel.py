@@ -88,7 +88,8 @@ class Kernel:
         Raises:
             KernelError: the expression cannot be evaluated, or gives less than one.
         """
-        return evaluate_positive(self.grid, {**self.constants, **sizes}, f"kernel '{self.name}': grid")
+        names = {**sizes, **self.constants, **sizes}  # the sizes first, where names are listed
+        return evaluate_positive(self.grid, names, f"kernel '{self.name}': grid")
 
     def grid_of(self, sizes: Mapping[str, int]) -> tuple[int, int] | int:
         """Return the number of workgroups, or their numbers along x and y where the expression has two parts.
@@ -99,8 +100,16 @@ class Kernel:
         x, comma, y = at_last_comma(self.grid)
         if not (comma and x.strip() and y.strip()):
             return self.workgroups(sizes)
-        names, where = {**self.constants, **sizes}, f"kernel '{self.name}': grid"
+        names, where = {**sizes, **self.constants, **sizes}, f"kernel '{self.name}': grid"
         return evaluate_positive(x, names, where), evaluate_positive(y, names, where)
+
+    def check_grid(self) -> None:
+        """Refuse a grid that says nothing at any shape.
+
+        Raises:
+            KernelError: it has other than one or two expressions of M, N, K, K_packed and the file's constants.
+        """
+        self.grid_of({"M": 1009, "N": 1013, "K": 1019, "K_packed": 510})
 
 
 @dataclass(frozen=True)
@@ -172,10 +181,13 @@ def parse_kernel(name: str, source: str, settings: KernelSettings = PLAIN) -> Ke
     defines = settle(overrides, settings.defines, _constant_names(scope), where)
     constants = _constants(scope, overrides, defines)
     unset = tuple(name for name, each in overrides.items() if each.default is None and each not in defines)
-    size = _attribute(entries[0], "workgroup_size") or "" if settings.workgroup is None else settings.workgroup
+    own, what = _attribute(entries[0], "workgroup_size") or "", f"{where}: workgroup_size"
+    size = own if settings.workgroup is None else settings.workgroup
     if missing := next((name for name in re.findall(r"\w+", size) if name in unset), None):
         raise _without_value(name, missing)
-    x, y, z = _workgroup_size(size, constants, f"{where}: workgroup_size")
+    x, y, z = _workgroup_size(size, constants, what)
+    if settings.workgroup is not None:
+        _check_workgroup((x, y, z), own, constants, what)
     bindings: dict[int, BufferKind] = {}
     for found in _BINDING.finditer(code):
         group, binding = _attribute(found, "group"), _attribute(found, "binding")
@@ -227,6 +239,19 @@ def _constants(scope: str, overrides: Mapping[str, Override], defines: Mapping[O
         if override.default is None and value == int(value):
             constants[override.name] = int(value)
     return constants
+
+
+def _check_workgroup(given: tuple[int, int, int], own: str, constants: Mapping[str, int], what: str) -> None:
+    """Refuse a workgroup size that the text contradicts, where the text can be evaluated: it is the text that runs."""
+    try:
+        read = _workgroup_size(own, constants, what)
+    except KernelError:
+        return
+    if read != given:
+        raise KernelError(
+            f"{what}: --workgroup says {' × '.join(map(str, given))}, the text says {' × '.join(map(str, read))}",
+            hint="it is read from the text: leave out --workgroup, or change an override constant with --define",
+        )
 
 
 def _whole(value: float, name: str) -> int:

@@ -162,8 +162,12 @@ def _block_of(
         return 1, columns
     if stack and scale == (*stack, 1, columns):  # of a stack that lies [E, in, out]
         return rows, 1
-    fits = [block for block in blocks if scale == (*stack, -(-rows // block[0]), -(-columns // block[1]))]
-    return fits[0] if len(fits) == 1 else None
+    fits = {
+        (min(block[0], rows), min(block[1], columns))
+        for block in blocks
+        if scale == (*stack, -(-rows // block[0]), -(-columns // block[1]))
+    }
+    return fits.pop() if len(fits) == 1 else None
 
 
 def _fetcher(scale: SourceTensor, width: int) -> Callable[[int, int], NDArray[np.float32]]:

@@ -111,7 +111,7 @@ def pack_file(
     output = None if output is None else Path(output)
     if output is None and not dry_run:
         raise UsageError("output may be None in a dry run only")
-    if output is not None and not path.is_dir() and max_shard_size is None:
+    if output is not None and not path.is_dir() and path.suffix != ".json" and max_shard_size is None:
         check_target(output, force=force or dry_run, sources=(path,))  # before the source is so much as opened
     watch = _with_progress(watch or Watch(), progress)
     with open_source(path) as source:

@@ -64,7 +64,7 @@ def packed_bytes(path: Path, tensor: str | None = None, blob: Blob | None = None
         SourceError: the file cannot be read.
     """
     if blob is None and is_packed_file(path):
-        with open_packed(path, strict=False) as file:
+        with open_packed(path, strict=False, tensor=tensor) as file:
             entry = file.entry(tensor) if tensor is not None else file.only()
             packed, scales = file.arrays(entry)
             place, scales_place = file.place(entry), file.scales_place(entry)

@@ -6,6 +6,7 @@ through Ray: a worker opens the source itself and writes the file where it belon
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from .work_folder import WorkFolder
 LOCAL = "local"  # the address that starts a Ray of this machine's own
 
 _RETRIES = 5  # of one file, by as many workers that died
+_PATIENCE = 10  # seconds for a host to answer
 _SHARED = "the source and the output must lie on a disk that every node sees under the same path"
 
 
@@ -80,19 +82,34 @@ def _cluster(address: str) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    _knock(address)
     own: dict[str, Any] = {"num_cpus": os.cpu_count(), "include_dashboard": False} if address == LOCAL else {}
     try:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise UsageError(
-            f"no Ray cluster answers at {address!r}: {reason:.200}",
-            hint="start one with `ray start --head`, or leave the address out for one on this machine",
-        ) from None
+        raise _no_answer(address, (str(error).splitlines() or [type(error).__name__])[0]) from None
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Refuse a host and port where nobody listens at once: Ray itself would try for minutes."""
+    found = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d{1,5})", address)
+    if not found:
+        return
+    try:
+        socket.create_connection((found[1], int(found[2])), timeout=_PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise _no_answer(address, getattr(error, "strerror", None) or str(error)) from None
+
+
+def _no_answer(address: str, reason: str) -> UsageError:
+    return UsageError(
+        f"no Ray cluster answers at {address!r}: {reason:.200}",
+        hint="start one with `ray start --head`, or leave the address out for one on this machine",
+    )
 
 
 def _result(ray: Any, task: Any, name: str, output: Path) -> tuple[PackedTensor, ...]:

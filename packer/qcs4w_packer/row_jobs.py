@@ -27,14 +27,18 @@ def packing_jobs(tensor: SourceTensor, *, transposed: bool) -> Iterator[PackJob 
     if transposed:
         yield from _turned_jobs(tensor)
         return
+    if tensor.is_held:
+        yield DRAINED
     rows, in_features = tensor.shape
     step = max(1, _JOB_ELEMENTS // in_features)
     for start in range(0, rows, step):
         yield _row_job(tensor, start, min(start + step, rows))
 
 
-def carrying_jobs(tensor: SourceTensor) -> Iterator[CarryJob]:
+def carrying_jobs(tensor: SourceTensor) -> Iterator[CarryJob | Drained]:
     """Yield jobs that read a tensor's bytes, from the first to the last."""
+    if tensor.is_held:
+        yield DRAINED
     rows = tensor.rows
     step = max(1, _CARRY_NBYTES * rows // max(1, tensor.nbytes))
     for start in range(0, rows if tensor.nbytes else 0, step):

@@ -29,7 +29,6 @@ class Choice:
         reason: for people.
         transposed: the file stores [K, N].
         stack: name of the 3-D tensor that this matrix was split from.
-        stack_parts: how many matrices were split from it.
         alias_of: the tensor with the very same memory that is packed in its place.
         used: siblings that are used up when this one is packed, the scales of an fp8 weight; they are dropped.
         notice: why it is transposed though nobody asked for it; None where somebody did, or it is not.
@@ -43,7 +42,6 @@ class Choice:
     alias_of: str | None = None
     used: tuple[str, ...] = ()
     notice: str | None = None
-    stack_parts: int | None = None
 
     @property
     def out_features(self) -> int:
@@ -176,7 +174,7 @@ def _split(choice: Choice, source: Source) -> list[Choice]:
             hint="--exclude it, or reshape it: is its first dimension really one of experts?",
         )
     reason = f"split from {tensor.name}; {choice.reason}"
-    stack = replace(choice, reason=reason, stack=tensor.name, stack_parts=tensor.shape[0])
+    stack = replace(choice, reason=reason, stack=tensor.name)
     return [replace(stack, tensor=part) for part in split_stack(tensor)]
 
 

@@ -10,7 +10,7 @@ import torch
 
 from .errors import SourceError, UnsafePickleError
 from .open_files import OpenFiles, PooledFile
-from .safetensors_file import lfs_pointer_fault, name_fault, open_for_reading, stamp_of
+from .safetensors_file import is_unicode, lfs_pointer_fault, name_fault, open_for_reading, stamp_of
 from .strided import LastWhole, Strided, strided_fetch
 from .torch_pickle import Unpickled, unpickle
 from .weights import NAMELESS, Source, SourceTensor
@@ -114,7 +114,10 @@ def _source(path: Path, opened: _Opened, closer: Callable[[], None]) -> Source:
 
 def _shown(key: object) -> str:
     """Return a key as people can read it: it may be anything, of any length."""
-    return str(key)[:200] if isinstance(key, str | int) else f"a {type(key).__name__} as key"
+    if not isinstance(key, str | int):
+        return f"a {type(key).__name__} as key"
+    text = str(key)[:200]
+    return text if is_unicode(text) else repr(text)
 
 
 def _unpickle(fd: int, path: Path) -> Unpickled:
@@ -184,7 +187,12 @@ def _source_tensor(name: str, tensor: torch.Tensor, opened: _Opened) -> SourceTe
             f"{opened.file.path}: tensor '{name}' {list(shape)} repeats {storage.nbytes:,} bytes up to {nbytes:,}"
         )
     return SourceTensor(
-        name, dtype, shape, strided_fetch(opened.file, array, opened.whole), storage=(opened.file.path, array, dtype)
+        name,
+        dtype,
+        shape,
+        strided_fetch(opened.file, array, opened.whole),
+        storage=(opened.file.path, array, dtype),
+        is_held=not array.is_plain,
     )
 
 

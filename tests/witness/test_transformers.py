@@ -16,8 +16,10 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
+    GPTNeoConfig,
     GptOssConfig,
     GraniteMoeConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MixtralConfig,
     PretrainedConfig,
@@ -93,6 +95,24 @@ CASES = {
     "granite_moe": Case(
         GraniteMoeConfig(**SMALL, num_local_experts=3, num_experts_per_tok=2),
         rf"{LINEARS}|.*(input|output)_linear\.weight|.*experts\..*_proj",
+    ),
+    "llama4": Case(
+        Llama4TextConfig(**SMALL, intermediate_size_mlp=40, num_local_experts=3, head_dim=6, moe_layers=[0]),
+        rf"{LINEARS}|.*experts\..*_proj",
+        turned=r".*experts\.(gate_up|down)_proj",
+    ),
+    "gpt_neo": Case(
+        GPTNeoConfig(
+            vocab_size=61,
+            hidden_size=24,
+            num_layers=2,
+            num_heads=2,
+            attention_types=[[["global", "local"], 1]],
+            max_position_embeddings=32,
+            bos_token_id=1,
+            eos_token_id=2,
+        ),
+        rf"{LINEARS}|{CONV1D}",
     ),
     "gpt_oss": Case(
         GptOssConfig(**SMALL, num_local_experts=3, num_experts_per_tok=2, head_dim=6),
