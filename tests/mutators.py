@@ -197,10 +197,10 @@ def _damage_zip(path: Path, rng: np.random.Generator) -> None:
 
 def _ask_npz(path: Path) -> Found:
     found: dict[str, bytes] = {}
-    with contextlib.suppress(Exception), np.load(path, allow_pickle=False) as archive:  # whatever zipfile raises
+    with contextlib.suppress(Exception), np.lib.npyio.NpzFile(io.BytesIO(path.read_bytes())) as archive:
         for name in archive.files:
             with contextlib.suppress(Exception):  # an array by itself
-                found[name] = archive[name].tobytes()
+                found[name] = archive[name].astype(archive[name].dtype.newbyteorder("<")).tobytes()
     return found
 
 
@@ -215,7 +215,8 @@ def _damage_bytes(path: Path, rng: np.random.Generator) -> None:
 
 def _ask_npy(path: Path) -> Found:
     try:
-        return {"weight": np.load(path, allow_pickle=False).tobytes()}
+        array = np.load(path, allow_pickle=False)
+        return {"weight": array.astype(array.dtype.newbyteorder("<")).tobytes()}
     except Exception:  # whatever numpy raises
         return None
 

@@ -1,12 +1,15 @@
 """What config.json decides, and what it does not; no data is read."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from qcs4w_packer import Request, SelectionError, UnknownTensorError
+from qcs4w_packer import Qcs4wError, Request, SelectionError, UnknownTensorError
 from qcs4w_packer.architecture import tied_names
 from qcs4w_packer.select import Choice, choose, notices
 from qcs4w_packer.weights import Source, SourceTensor
@@ -147,7 +150,7 @@ def test_experts_are_split_where_their_sizes_show_the_direction(
     found = packed(source_of({f"layers.0.{name}": shape}, config))
     assert list(found) == [f"layers.0.{name}.{i}" for i in range(3)]
     for choice in found.values():
-        assert (choice.transposed, choice.stack, choice.stack_parts) == (is_turned, f"layers.0.{name}", 3)
+        assert (choice.transposed, choice.stack) == (is_turned, f"layers.0.{name}")
         assert choice.out_features in (8, 24, 80)
         assert bool(choice.notice) == is_turned
 
@@ -236,3 +239,39 @@ def test_a_name_that_the_metadata_ties() -> None:
     with pytest.raises(UnknownTensorError, match=r"it is tied to 'embed\.weight'"):
         packed(source, Request(also=("head.weight",)))
     assert tied_names(source, "embed.weight") == ["head.weight"]
+
+
+KEYS = [
+    "model_type", "architectures", "tie_word_embeddings", "auto_map", "hidden_size", "moe_intermediate_size",
+    "num_experts", "num_local_experts", "intermediate_size", "quantization_config", "compression_config",
+    "weight_block_size", "config_groups", "group_0", "weights", "block_structure", "text_config", "encoder", "decoder",
+]  # fmt: skip
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from([1, 2, 3, 4, 128, 1 << 70])
+    | st.sampled_from(["", "gpt2", "llama4", "encoder-decoder", "whisper", "XForCausalLM", "\ud800"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=6),
+    max_leaves=12,
+)  # fmt: skip
+NAMES = [
+    "encoder.c_fc.weight", "c_proj.weight", "c_proj.bias", "mlp.experts.gate_up_proj", "experts.down_proj",
+    "lm_head.weight", "input_linear.weight", "model.embed_tokens.weight", "a.weight", "a.weight_scale",
+    "a.scale", "a.input_scale",
+]  # fmt: skip
+TENSORS = st.dictionaries(
+    st.sampled_from(NAMES),
+    st.tuples(
+        st.sampled_from(["BF16", "F8_E4M3", "F8_E8M0", "U8", "F32"]),
+        st.lists(st.sampled_from([0, 1, 2, 3, 4, 129]), max_size=4).map(tuple),
+    ),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(TENSORS, st.dictionaries(st.sampled_from(KEYS), VALUES), st.sets(st.sampled_from(NAMES)))
+def test_whatever_a_config_says(tensors: dict[str, tuple[str, Shape]], config: dict[str, Any], also: set[str]) -> None:
+    """A hostile config gives a choice in which every tensor has its place, or one of our errors."""
+    source = source_of({name: shape for name, (_, shape) in tensors.items()}, config)
+    source = replace(source, tensors={n: replace(t, dtype=tensors[n][0]) for n, t in source.tensors.items()})
+    with suppress(Qcs4wError):
+        choices = choose(source, Request(also=tuple(also)))
+        assert {choice.stack or choice.tensor.name for choice in choices} == set(tensors)

@@ -149,14 +149,14 @@ def test_what_is_carried_along(folder: Path) -> None:
     weights = ["flax_model.msgpack", "pytorch_model-00001-of-00001.bin", "training_args.bin"]
     for name in (*weights, ".gitattributes", "x.exe"):
         (folder / name).write_text("x")
-    for name in (".git", "onnx"):
+    for name in (".git", "onnx", "original"):
         (folder / name).mkdir()
     with open_source(folder) as source:
         assert source.beside == tuple(folder / name for name in carried)
         assert source.config == {"model_type": "x"}
         assert len(source.left_out) == 3, source.left_out
         told = " | ".join(source.left_out)
-    for name in ("x.exe", ", ".join(weights), "'onnx' (a subfolder)"):
+    for name in ("x.exe", ", ".join(weights), "onnx, original (subfolders are not read)"):
         assert name in told
 
 
@@ -190,7 +190,7 @@ def test_a_link_to_a_private_file_is_not_carried(folder: Path, tmp_path: Path) -
     (folder / "vocab.txt").symlink_to(tmp_path / "secret")
     with open_source(folder) as source:
         assert source.beside == ()
-        assert source.left_out == ("'vocab.txt' (a link that leaves the folder)",)
+        assert source.left_out == ("vocab.txt (a link that leaves the folder)",)
 
 
 def test_what_is_no_file_is_not_waited_for(folder: Path) -> None:
@@ -199,7 +199,7 @@ def test_what_is_no_file_is_not_waited_for(folder: Path) -> None:
     (folder / "merges.txt").symlink_to("nowhere")
     with open_source(folder) as source:
         assert source.beside == ()
-        assert len(source.left_out) == 2
+        assert source.left_out == ("merges.txt, vocab.txt (no regular file of at most 1,073,741,824 bytes)",)
     (folder / "round.json").symlink_to("round.json")
     assert "round.json: cannot be read" in refusal(folder)
 

@@ -73,6 +73,18 @@ def test_inspect_of_one_tensor(folder: Path, qcs4w: CommandLine) -> None:
     assert (folder / B).read_bytes()[start : start + 8] == packed("b.weight").packed[3].tobytes()
 
 
+def test_inspect_of_one_tensor_looks_at_its_shard_alone(folder: Path, qcs4w: CommandLine) -> None:
+    """Faults elsewhere do not matter to a tensor whose shard the index names; an alias is looked for in all."""
+    (folder / A).unlink()
+    result = qcs4w("inspect", folder, "--tensor", "b.weight", "--json")
+    assert (result.code, result.document["shards"]) == (0, [B])
+    assert qcs4w("inspect", folder, "--tensor", "b").code == 0
+    result = qcs4w("inspect", folder, "--tensor", "tied")
+    assert result.code == 1
+    assert f"{A} is missing" in result.err
+    assert f"{A} is missing" in qcs4w.refused("inspect", folder, "--tensor", "a.weight")
+
+
 def test_inspect_of_a_single_file_has_no_column(tmp_path: Path, qcs4w: CommandLine) -> None:
     """A folder with model.safetensors is shown as the file is."""
     save_container(tmp_path / "model.safetensors", {"a.weight": packed("a.weight")})
@@ -107,7 +119,7 @@ def test_unpack(folder: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
     result = qcs4w("unpack", folder, "-o", tmp_path / "floats")
     assert result.code == 0, result
     assert "unpacked 2 tensors, 1 other copied" in result.out
-    assert f"in 3 files; wrote {tmp_path / 'floats'}" in result.out
+    assert f"wrote {tmp_path / 'floats'} (3 weight files" in result.out
     assert "tied weights are written under each of their names, which takes 768 B" in result.err
     stored = load_file(tmp_path / "floats" / B)
     codes = packed("b.weight").codes().astype(np.float32)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import CommandLine, child_process, process
+from command_line import CommandLine, child_process, on_a_terminal, process
 from making import leftovers, poke
 from safetensors.numpy import load_file
 
@@ -17,10 +17,15 @@ from qcs4w_packer import PackedLinear, load_packed, save_container
 def test_what_is_shown(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
     """A table with shapes, sizes and the cost of rounding, a line of summary, and a whole checkpoint."""
     result = qcs4w("unpack", packed_file, "-o", tmp_path / "out.safetensors")
-    assert (result.code, result.err) == (0, "")
+    assert result.code == 0
+    assert result.err.splitlines() == [
+        "1/2 layers.0.fc.weight 12 × 33 F32 → 1.5 KiB",
+        "2/2 layers.1.fc.weight 8 × 12 F32 → 384 B",
+    ]
     assert "layers.0.fc.weight  12 × 33  F32" in result.out
     assert "none" in result.out
-    assert f"unpacked 2 tensors, 3 others copied; 2.8 KiB; wrote {tmp_path / 'out.safetensors'}" in result.out
+    assert "unpacked 2 tensors, 3 others copied; 2.8 KiB" in result.out
+    assert result.out.endswith(f"wrote {tmp_path / 'out.safetensors'}\n")
     stored = load_file(tmp_path / "out.safetensors")
     source = load_file(packed_file.with_name("model.safetensors"))
     assert stored.keys() == source.keys()
@@ -34,7 +39,8 @@ def test_the_document(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> 
     out = tmp_path / "out.safetensors"
     document = qcs4w("unpack", packed_file, "-o", out, "--dtype", "source", "--json").document
     assert (document["from"], document["dtype"], document["files"]) == ("qcs4w", "source", ["out.safetensors"])
-    assert document["output_nbytes"] == out.stat().st_size
+    assert document["file_nbytes"] == [document["output_nbytes"]] == [out.stat().st_size]
+    assert document["elapsed_ms"] > 0
     first, second = document["tensors"]
     assert (first["tensor"], first["dtype"], first["shape"]) == ("layers.0.fc.weight", "F32", [12, 33])
     assert (first["rounding_error"], first["vanished"], first["file"]) == (0, 0, "out.safetensors")
@@ -139,3 +145,30 @@ def test_a_process_of_its_own(packed_file: Path, tmp_path: Path) -> None:
     result = process("unpack", packed_file, "-o", tmp_path / "out.safetensors")
     assert result.code == 0, result
     assert "Example:" in process("unpack", "--help").out
+
+
+def test_bars_on_a_terminal(packed_file: Path, tmp_path: Path) -> None:
+    """A terminal gets one bar for all bytes and one for the tensor in hand; --quiet gets none."""
+    drawn = on_a_terminal("unpack", packed_file, "-o", tmp_path / "a.safetensors")
+    assert "unpacking" in drawn
+    assert "2/2" in drawn
+    assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") == 1
+    assert "\x1b[?25l" not in on_a_terminal("unpack", packed_file, "-o", tmp_path / "b.safetensors", "-q")
+
+
+def test_many_tensors_are_told_by_file_and_kind(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """A large checkpoint has a row for each file and each kind of name, in the dry run too; -v has every tensor."""
+    one = PackedLinear(np.full((3, 2), 0x9A, np.uint8), np.ones(3, np.float32), 4)
+    save_container(tmp_path / "a.safetensors", {f"layers.{i}.fc.weight": one for i in range(50)})
+    arguments = ("unpack", tmp_path / "a.safetensors", "-o", tmp_path / "out", "--max-shard-size", "1500")
+    dry = qcs4w(*arguments, "-n")
+    assert "layers.*.fc  50  3 × 4  F32" in dry.out
+    assert "KiB of disk, " in dry.err
+    result = qcs4w(*arguments)
+    assert "model-00001-of-00002.safetensors        31" in result.out
+    assert "layers.*.fc  50  3 × 4  F32    2.3 KiB      none" in result.out
+    assert f"wrote {tmp_path / 'out'} (2 weight files)" in result.out
+    assert "50/50 layers.49.fc.weight 3 × 4 F32 → 48 B, model-00002-of-00002.safetensors" in result.err
+    assert "layers.17.fc.weight" in qcs4w(*arguments, "-n", "-v").out
+    left = qcs4w(*arguments, "-n", "--tensor", "layers.1.fc").err
+    assert "not in the output: packed tensor 'layers.*.fc.weight' (not chosen) (49 times)" in left

@@ -334,7 +334,7 @@ def test_bad_thresholds(packed_file: Path, checkpoint: Path, qcs4w: CommandLine)
     """A threshold without a source, or one that is no number, is refused."""
     assert "needs --source" in qcs4w.refused("verify", packed_file, "--max-quant-error", "0.1")
     for text in ("a", "-1", "nan", "=0.1", "*=inf"):
-        assert "neither X nor GLOB=X" in qcs4w.refused(
+        assert "neither X nor PATTERN=X" in qcs4w.refused(
             "verify", packed_file, "--source", checkpoint, "--max-quant-error", text
         )
 

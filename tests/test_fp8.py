@@ -102,12 +102,13 @@ def test_the_usual_names_and_dtypes(tmp_path: Path, name: str, dtype: torch.dtyp
     ("shape", "block"), [((130, 300), (128, 128)), ((3, 70), (1, 32)), ((1, 33), (1, 32))], ids=str
 )
 def test_scales_that_are_powers_of_two(tmp_path: Path, shape: tuple[int, int], block: tuple[int, int]) -> None:
-    """E8M0 scales, over DeepSeek's blocks and over the 32 columns of Microscaling."""
+    """E8M0 scales, in bytes or in a dtype of their own, over DeepSeek's blocks and over Microscaling's 32 columns."""
     tiles = (-(-shape[0] // block[0]), -(-shape[1] // block[1]))
     scale = torch.randint(100, 140, tiles, dtype=torch.uint8).view(torch.float8_e8m0fnu)
     weight = codes(*shape)
-    found = read(saved(tmp_path, {"a.weight": weight, "a.scale": scale}), "a.weight")
-    assert found.tobytes() == (weight.float() * spread(scale, shape, block)).numpy().tobytes()
+    for stored in (scale, scale.view(torch.uint8)):
+        found = read(saved(tmp_path, {"a.weight": weight, "a.scale": stored}), "a.weight")
+        assert found.tobytes() == (weight.float() * spread(scale, shape, block)).numpy().tobytes()
 
 
 @pytest.mark.parametrize("kind", ["one", "[E]", "[E, 1, 1]", "[E, N]", "[E, N, 1]", "blocks", "[E, 1, K]"])
@@ -169,6 +170,11 @@ def test_the_config_gives_the_size_of_a_block(tmp_path: Path) -> None:
             for config in ({"quantization_config": said}, {"text_config": {"quantization_config": said}}):
                 found = with_scales(replace(source, config=config)).tensors["a.weight"].read()
                 assert found.tobytes() == expected.tobytes()
+        huge = {"quantization_config": {"weight_block_size": [25, 1 << 80]}}
+        tall = replace(source.tensors["a.weight_scale"], shape=(4, 1))
+        wide = with_scales(replace(source, config=huge, tensors={**source.tensors, "a.weight_scale": tall}))
+        assert wide.tensors["a.weight"].fp8.block == (25, 70)
+        assert wide.tensors["a.weight"].read().shape == (100, 70)
         for wrong in ([32], [0, 24], [True, 24], "32", [32.0, 24]):
             config = {"quantization_config": {"weight_block_size": wrong}}
             with pytest.raises(SelectionError, match="block size of its quantization_config is"):
@@ -290,3 +296,29 @@ def test_a_scale_that_is_used_up_cannot_be_packed(tmp_path: Path) -> None:
             choose(source, Request(also=("a.weight_scale",)))
         (used,) = {c.used for c in choose(source, Request(tensors=("a.weight",))) if c.action == "pack"}
         assert used == ("a.weight_scale",)
+
+
+def test_the_scale_of_what_stays_fp8_stays_too(tmp_path: Path) -> None:
+    """A glob that fits the scales of a weight that is left alone does not pack them."""
+    tensors = {"a.weight": codes(130, 300), "a.weight_scale": numbers(2, 3), "b.weight": torch.ones(4, 6)}
+    with open_source(saved(tmp_path, tensors)) as source:
+        found = {c.tensor.name: c for c in choose(source, Request(include=("*",), exclude=("a.weight",)))}
+        assert {name: choice.action for name, choice in found.items()} == {
+            "a.weight": "carry", "a.weight_scale": "carry", "b.weight": "pack"
+        }  # fmt: skip
+        assert found["a.weight_scale"].reason == "it is a scale of 'a.weight'"
+
+
+def test_tied_codes_with_scales_of_their_own_are_two_weights(tmp_path: Path) -> None:
+    """One memory is one weight only where the scale is one memory too."""
+    weight, scale = codes(5, 7), numbers(1)
+    both = {"a.weight": weight, "b.weight": weight}
+    for scales, alias in (
+        ({"a.weight_scale": scale, "b.weight_scale": scale}, "a.weight"),
+        ({"a.weight_scale": scale, "b.weight_scale": scale.clone()}, None),
+    ):
+        torch.save(both | scales, tmp_path / "m.pt")
+        with open_source(tmp_path / "m.pt") as source:
+            found = {c.tensor.name: c for c in choose(source)}
+        assert found["b.weight"].alias_of == alias
+        assert found["b.weight_scale"].action == "drop"

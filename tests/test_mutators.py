@@ -14,7 +14,7 @@ from mutators import FORMATS, Format, less_memory, rng_of
 
 from qcs4w_packer import Qcs4wError, open_packed, open_source, pack_file
 
-CASES = int(os.environ.get("QCS4W_FUZZ", "300"))
+CASES = int(os.environ.get("QCS4W_FUZZ", "200"))
 FIRST = int(os.environ.get("QCS4W_FUZZ_FROM", "0"))
 SECONDS = 5.0  # for one case
 MEMORY = 1 << 30  # bytes of address space beyond what the process has
@@ -53,15 +53,16 @@ def examined(kind: Format, seed: int, place: Path) -> str:
 
 def packed(path: Path, place: Path) -> str:
     """Pack a checkpoint; return how that went."""
-    output = place.with_name("out.safetensors")
+    output = place.with_name("out" if path.is_dir() else "out.safetensors")
     try:
         with time_limit(SECONDS), less_memory(MEMORY):
             pack_file(path, output)
     except Qcs4wError:
         assert not output.exists(), "an output was left by a pack that failed"
         return ", not packed"
-    with open_packed(output) as container:
-        assert not any(container.wrong_digests(entry) for entry in container.entries.values())
+    for file in output.glob("*.safetensors") if output.is_dir() else [output]:
+        with open_packed(file) as container:
+            assert not any(container.wrong_digests(entry) for entry in container.entries.values())
     shutil.rmtree(output) if output.is_dir() else output.unlink()
     return ", packed"
 

@@ -136,8 +136,8 @@ def test_what_has_no_counterpart_is_told(tmp_path: Path) -> None:
         assert list(source.tensors) == ["w"]
         assert source.left_out == (
             "the model's graph (0 nodes)",
-            "'text' (data type STRING has no safetensors counterpart)",
-            "'four' (data type INT4 has no safetensors counterpart)",
+            "text (data type STRING has no safetensors counterpart)",
+            "four (data type INT4 has no safetensors counterpart)",
         )
 
 
@@ -178,6 +178,7 @@ def test_external_data_are_read_at_their_place(tmp_path: Path) -> None:
         ({"length": "119"}, "says '119' bytes, expected 120"),
         ({"offset": "65"}, "m.data: has 184 bytes, initialiser 'w' ends at 185: truncated"),
         ({"offset": "-1"}, "offset '-1'"),
+        ({"offest": "64"}, "says 'offest' of where its data lie"),
         ({"offset": "9" * 30}, "offset '9999"),
     ],
     ids=str,

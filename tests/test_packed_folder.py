@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from making import leftovers, poke, write_safetensors
+from making import leftovers, mutated, poke, time_limit, write_safetensors
 from packed_folders import INDEX, shard_name, write_container, write_index
 from safetensors import safe_open
 from safetensors.numpy import load_file
@@ -501,3 +501,26 @@ def place_of(file: PackedFile, name: str) -> tuple[Path, int]:
     place = file.place(file.entry(name))
     assert place is not None
     return place
+
+
+@pytest.mark.parametrize("which", [INDEX, A, B, C, "config.json"])
+def test_damaged_folders_end_in_one_error_or_the_right_weights(which: str, folder: Path, tmp_path: Path) -> None:
+    """Whatever happens to the bytes of a file: one clear error in little time, or floats that were meant."""
+    sound = (folder / which).read_bytes()
+    rng = np.random.default_rng(len(which))
+    messages = []
+    for number in range(40):
+        (folder / which).write_bytes(mutated(sound, rng))
+        out = tmp_path / f"out{number}"
+        try:
+            with time_limit(20):
+                unpack_file(folder, out)
+        except Qcs4wError as error:
+            messages.append(str(error))
+        else:
+            if "b.weight" in (tensors := floats_of(out)):
+                np.testing.assert_array_equal(tensors["b.weight"].numpy(), values(weight(2, 4, 8)))
+            shutil.rmtree(out)
+        assert [path.name for path in tmp_path.iterdir()] == ["packed"]
+    assert len(messages) > 10
+    assert max(map(len, messages)) < 2000

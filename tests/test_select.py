@@ -9,8 +9,9 @@ from making import time_limit
 
 from qcs4w_packer import Request, SelectionError, UnknownTensorError, UsageError
 from qcs4w_packer.architecture import tied_names
-from qcs4w_packer.name_patterns import matches
-from qcs4w_packer.select import SKIP_RULES, Choice, choose, did_you_mean
+from qcs4w_packer.name_patterns import did_you_mean, matches
+from qcs4w_packer.select import Choice, choose
+from qcs4w_packer.skip_rules import SKIP_RULES
 from qcs4w_packer.weights import Source, SourceTensor
 
 Shape = tuple[int, ...]
@@ -418,7 +419,11 @@ def test_other_usual_names_of_embeddings_and_heads(name: str) -> None:
 
 
 def test_a_module_stands_for_its_weight() -> None:
-    """--tensor takes the module's name as the other commands do; a tensor of that very name comes first."""
+    """Every option takes the module's name as the other commands do; a tensor of that very name comes first."""
+    tensors: Tensors = {"fc.weight": (4, 6), "fc.bias": (4,), "lm_head.weight": (9, 6)}
+    assert packed(tensors, also=("lm_head",)) == ["fc.weight", "lm_head.weight"]
+    assert packed(tensors, include=("lm_head",), transpose=("lm_head",)) == ["lm_head.weight"]
+    assert packed(tensors, include=("*.weight",), exclude=("fc",)) == ["lm_head.weight"]
     assert packed({"fc.weight": (4, 6), "fc.bias": (4,), "g.weight": (4, 6)}, tensors=("fc",)) == ["fc.weight"]
     assert packed({"fc": (4, 6), "fc.weight": (4, 6)}, tensors=("fc",)) == ["fc"]
     with pytest.raises(UnknownTensorError) as caught:

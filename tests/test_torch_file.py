@@ -153,6 +153,17 @@ def test_keys_that_are_no_text(tmp_path: Path) -> None:
         open_source(save({0: BASE, "0": BASE}, tmp_path / "b.pt"))
 
 
+def test_keys_that_are_no_names(tmp_path: Path) -> None:
+    """A tuple cannot name a tensor, whatever is in it, and is not spelled out."""
+    with open_source(save({("x" * 10_000, 1): BASE, (2,): 3, "a": BASE, "\udc80": 4}, tmp_path / "a.pt")) as source:
+        assert list(source.tensors) == ["a"]
+        assert source.left_out == (
+            "a tuple as key (a tensor without a name)",
+            "a tuple as key (a int, not a tensor)",
+            "'\\udc80' (a int, not a tensor)",
+        )
+
+
 class Trap:
     """Runs a shell command when it is unpickled."""
 

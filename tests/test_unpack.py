@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import GOLDEN
 from hypothesis import given
 from hypothesis import strategies as st
 from making import leftovers, poke, run_python, write_safetensors
@@ -35,7 +36,7 @@ from qcs4w_packer import (
     unpack_file,
 )
 from qcs4w_packer.metadata import PackedEntry
-from qcs4w_packer.narrow import STORAGE, narrow
+from qcs4w_packer.narrow import STORAGE, narrow, rounding_error
 from qcs4w_packer.quantize import dequantize
 from qcs4w_packer.rowunpack import dequantize_packed
 
@@ -97,13 +98,14 @@ def test_rounding_is_torchs(dtype: str, rng: np.random.Generator) -> None:
     values = np.concatenate([values, ties, ties | 0x80000000, np.arange(2000, dtype=np.uint32)]).view(np.float32)
     limit = {"F16": 65519.99, "BF16": 3.3895e38, "F64": np.inf}[dtype]
     values = values[np.isfinite(values) & (np.abs(values) < limit)][None]
-    stored, rounding = narrow(values, dtype, name="w")
+    stored = narrow(values, dtype, name="w")
     expected = torch.from_numpy(values).to(TORCH[dtype])
     assert stored.tobytes() == expected.view(torch.uint8).numpy().tobytes()
     back = expected.to(torch.float64).numpy()
     relative = np.abs(back - values)[values != 0] / np.abs(values[values != 0]).astype(np.float64)
-    assert rounding.largest == pytest.approx(relative.max(), abs=0)
-    assert rounding.vanished == np.count_nonzero((back == 0) & (values != 0))
+    assert rounding_error(values, dtype) == pytest.approx(relative.max(), rel=1e-6, abs=0)
+    lasting = values[(back != 0) | (values == 0)]
+    assert rounding_error(lasting, dtype) < 1
 
 
 @pytest.mark.parametrize(("said", "written"), [
@@ -119,6 +121,32 @@ def test_the_dtype_of_the_source(said: str, written: str, tmp_path: Path, rng: n
     assert torch.equal(stored, torch.from_numpy(oracle(packed)).to(TORCH[written]))
     assert report.tensors[0].rounding is not None
     assert (report.tensors[0].rounding.largest > 0) == (written in ("F16", "BF16"))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+@pytest.mark.parametrize("transposed", [False, True], ids=["out-in", "in-out"])
+def test_what_rounding_costs(dtype: str, transposed: bool, tmp_path: Path, rng: np.random.Generator) -> None:
+    """The report tells the largest relative error of a value, and how many that were not 0 have become 0."""
+    packed = random_packed(rng, 40, 33)
+    packed.scales[7:9] = 2.0**-28 if dtype == "f16" else 2.0**-136
+    path = write_container(tmp_path / "a.safetensors", [(PackedEntry("w", 40, 33, transposed=transposed), packed)])
+    (result,) = unpack_file(path, tmp_path / "out.safetensors", request=UnpackRequest(dtype)).tensors
+    before = oracle(packed)
+    after = load_file(tmp_path / "out.safetensors")["w"].to(torch.float64).numpy()
+    after = after.T if transposed else after
+    assert result.rounding is not None
+    assert result.rounding.vanished == np.count_nonzero((after == 0) & (before != 0)) > 0
+    assert result.rounding.largest == 1
+    packed.scales[7:9] = 0.1
+    path.unlink()
+    write_container(path, [(PackedEntry("w", 40, 33, transposed=transposed), packed)])
+    (result,) = unpack_file(path, tmp_path / "out.safetensors", request=UnpackRequest(dtype), force=True).tensors
+    before = oracle(packed)
+    after = load_file(tmp_path / "out.safetensors")["w"].to(torch.float64).numpy()
+    relative = np.abs((after.T if transposed else after) - before)[before != 0] / np.abs(before[before != 0])
+    assert result.rounding is not None
+    assert result.rounding.largest == pytest.approx(relative.max(), rel=1e-6, abs=0)
+    assert result.rounding.vanished == 0
 
 
 def test_every_dtype_has_a_name() -> None:
@@ -449,3 +477,15 @@ def test_memory_does_not_grow_with_the_tensor(transposed: bool, dtype: str, tmp_
     with safe_open(tmp_path / "out.safetensors", "pt") as file:
         part = file.get_slice("w")[8190:, 8190:].to(torch.float32)
     assert torch.equal(part, torch.tensor([[-2.5, 2.0]] * 2).T if transposed else torch.tensor([[-2.5, 2.0]] * 2))
+
+
+def test_what_an_executorch_program_holds(tmp_path: Path) -> None:
+    """The linears of a .pte become floats, by the names of their calls."""
+    program = GOLDEN / "pte" / "two_layer_bias.pte"
+    report = unpack_file(program, tmp_path / "out.safetensors")
+    stored = load_file(tmp_path / "out.safetensors")
+    with open_packed(program) as file:
+        assert list(file.entries) == [result.tensor.name for result in report.tensors]
+        assert len(file.entries) == 2
+        for name in file.entries:
+            np.testing.assert_array_equal(stored[name].numpy(), oracle(file.load(name)))

@@ -143,7 +143,7 @@ def command(
         return inspect_alone(file, tensor, None, console) if tensor is not None else _inspect_source(file, console)
     if tensor is None and (rows or cols or layout):
         raise UsageError("--rows, --cols and --layout are of a dump", hint="say of which tensor with --tensor")
-    with open_packed(file, blob, strict=False) as container:
+    with open_packed(file, blob, strict=False, tensor=tensor) as container:
         if tensor is None and as_hex:
             tensor = container.only().name
         entries = [container.entry(tensor)] if tensor is not None else list(container.entries.values())

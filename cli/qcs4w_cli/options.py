@@ -66,6 +66,23 @@ _BYTES = click.IntRange(0, 2**63 - 1)
 PATH: click.Path = click.Path(path_type=Path)  # whether it can be read is for the reader to say
 
 
+class PartType(click.ParamType):  # type: ignore[type-arg]  # generic in recent clicks only
+    """One of n parts: i/n."""
+
+    name = "i/n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the text into a `Part`."""
+        from qcs4w_packer.parts import Part
+
+        if isinstance(value, Part):
+            return value
+        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(value))
+        if not found or not 1 <= int(found[1]) <= int(found[2]):
+            self.fail(f"'{value:.40}' is not i/n with i from 1 to n, such as 2/4", param, ctx)
+        return Part(int(found[1]) - 1, int(found[2]))
+
+
 class ShapeType(click.ParamType):  # type: ignore[type-arg]  # generic in recent clicks only
     """Two sizes: N,K."""
 
@@ -170,6 +187,17 @@ def _blob(**said: Any) -> Any:
     if "scales_dtype" in known:
         known["scales_dtype"] = known["scales_dtype"].upper()
     return Blob(**known)
+
+
+def free_disk(output: Path) -> int | None:
+    """Return the bytes that are free where an output will lie; None where nobody can tell."""
+    import shutil
+
+    folder = Path(os.path.realpath(output)).parent
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
 
 
 @contextmanager

@@ -1,13 +1,24 @@
 """The pack command."""
 
+import os
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from .console import Console
 from .main import COMMANDS
-from .options import PATH, SizeType, common_options, force_option
-from .report import carried_table, pack_document, pack_table, pack_warnings, plural, size
+from .options import PATH, PartType, SizeType, common_options, force_option, free_disk
+from .report import clean_line
+from .report_groups import told
+from .report_pack import carried_table, pack_document, pack_summary, pack_tables, pack_warnings, packed_line
+
+if TYPE_CHECKING:
+    from qcs4w_packer import PackedTensor, PackPlan, PackReport, Step, Watch
+    from qcs4w_packer.parts import Part
+
+    from .progress import TensorProgress
 
 
 @click.command("pack", short_help=COMMANDS["pack"])
@@ -34,6 +45,19 @@ from .report import carried_table, pack_document, pack_table, pack_warnings, plu
     metavar="SIZE",
     help="Make a folder of files of at most so many bytes, such as 5GB.  [default: as the source is divided]",
 )
+@click.option(
+    "--shard",
+    "part",
+    type=PartType(),
+    help="Make the i-th of n parts of the output's files, such as 2/4, beside jobs that make the others.",
+)
+@click.option(
+    "--ray",
+    metavar="[ADDRESS]",
+    is_flag=False,
+    flag_value="local",
+    help="Make the files on a Ray cluster (--ray=auto, --ray=HOST:PORT); alone, on one of this machine's own.",
+)
 @click.option("--restart", is_flag=True, help="Begin anew, whatever a broken run has finished.")
 @click.option(
     "-n", "--dry-run", is_flag=True, help="Show what would be packed and skipped, and why; reads no weight data."
@@ -51,6 +75,8 @@ def command(
     no_transpose: tuple[str, ...],
     packed_only: bool,
     max_shard_size: int | None,
+    part: "Part | None",
+    ray: str | None,
     restart: bool,
     dry_run: bool,
     force: bool,
@@ -67,7 +93,8 @@ def command(
 
     A PATTERN is a name, a glob ('*.mlp.*'), or re: and a regular expression; it has to fit the whole name.
 
-    A run that was broken off (Ctrl-C, a kill, a full disk) goes on when the same command is given again.
+    A run that was broken off (Ctrl-C, a kill, a full disk) goes on when the same command is given again. Where the
+    output has many files, --shard and --ray spread them over machines that share a disk.
 
     \b
     Example:
@@ -76,21 +103,14 @@ def command(
       qcs4w pack model.safetensors -o packed.safetensors --exclude 'pooler.*' --force
       qcs4w pack model.safetensors --dry-run --also 're:embeddings[.](word|position)_.*'
     """  # noqa: D301
-    from qcs4w_packer import Request, UsageError, Watch, pack_file
+    from qcs4w_packer import Request, UsageError, pack_file
 
+    if ray is not None and part is not None:
+        raise UsageError("--ray and --shard are two ways to share the work", hint="Ray deals the files out by itself")
     console = Console("pack", as_json, quiet)
-    if output is None and not dry_run:
-        raise UsageError(
-            "there is no output", hint="say where to with -o OUT.safetensors, or look first with --dry-run"
-        )
-    is_folder = max_shard_size is not None or source.is_dir()
-    if output is not None and is_folder and output.suffix.lower() == ".safetensors":
-        raise UsageError(f"{output}: several files make a folder", hint=f"-o {output.with_suffix('')}")
-    if output is not None and not is_folder and output.suffix.lower() != ".safetensors":
-        raise UsageError(
-            f"{output}: a container is a .safetensors file", hint=f"-o {output.with_suffix('.safetensors')}"
-        )
-    with console.progress("packing", unit_bytes=True, wanted=not dry_run) as progress:
+    _check_name(source, output, makes_folder=max_shard_size is not None or source.is_dir(), dry_run=dry_run)
+    began = time.monotonic()
+    with console.tensor_progress("packing", wanted=not dry_run) as progress:
         report = pack_file(
             source,
             output,
@@ -100,25 +120,78 @@ def command(
             restart=restart,
             force=force,
             dry_run=dry_run,
-            progress=progress,
-            watch=Watch(note=console.note),
+            part=part,
+            ray=ray,
+            watch=_watch(console, progress),
         )
-    console.answer(pack_table(report))
-    if (report.carried or report.dropped) and (dry_run or verbose):
+    seconds = time.monotonic() - began
+    free_nbytes = free_disk(output) if dry_run and output is not None else None
+    for table in pack_tables(report, verbose=verbose):
+        console.answer(table)
         console.answer("")
-        console.answer(carried_table(report))
+    if (report.carried or report.dropped) and (dry_run or verbose):
+        console.answer(carried_table(report, verbose=verbose))
+        console.answer("")
+    _tell(console, report, free_nbytes, verbose=verbose)
+    for line in pack_summary(report, seconds, progress.done):
+        console.answer(clean_line(line))
+    console.document(pack_document(report, seconds, free_nbytes), 0)
+    return 0
+
+
+def _check_name(source: Path, output: Path | None, *, makes_folder: bool, dry_run: bool) -> None:
+    """Refuse an output whose name says that it is something else than what will be made."""
+    from qcs4w_packer import UsageError
+
+    if output is None:
+        if not dry_run:
+            raise UsageError(
+                "there is no output", hint="say where to with -o OUT.safetensors, or look first with --dry-run"
+            )
+        return
+    is_file = output.suffix.lower() == ".safetensors"
+    if makes_folder and is_file:
+        raise UsageError(f"{output}: several files make a folder", hint=f"-o {output.with_suffix('')}")
+    if not makes_folder and not is_file:
+        raise UsageError(
+            f"{output}: a container is a .safetensors file", hint=f"-o {output.with_suffix('.safetensors')}"
+        )
+
+
+def _watch(console: Console, progress: "TensorProgress") -> "Watch":
+    """Return what brings the packer's news to the screen or the log."""
+    from qcs4w_packer import Watch
+
+    is_folder = False
+
+    def planned(plan: "PackPlan") -> None:
+        nonlocal is_folder
+        is_folder = plan.is_folder
+        sizes = {tensor.name: tensor.nbytes for shard in plan.shards for tensor in shard.carried}
+        packing = [choice.tensor for shard in plan.shards for choice in shard.choices]
+        progress.begin(sizes | {tensor.name: tensor.nbytes for tensor in packing}, len(packing))
+
+    def step(step: "Step") -> None:
+        progress.step(step.tensor, step.nbytes, step.total)
+
+    def packed(tensor: "PackedTensor") -> None:
+        progress.finished(packed_line(tensor, tensor.shard if is_folder else ""), is_news=not tensor.resumed)
+
+    return Watch(planned=planned, step=step, packed=packed, note=console.note)
+
+
+def _tell(console: Console, report: "PackReport", free_nbytes: int | None, *, verbose: bool) -> None:
+    """Print what the user should know beside the tables."""
     for notice in report.notices:
         console.note(notice)
-    for what in report.left_out:
+    for what in told(report.left_out, everything=verbose):
         console.warn(f"not in the output: {what}")
     for warning in pack_warnings(report):
         console.warn(warning)
-    others = "left out" if packed_only else "copied"
-    console.answer(
-        f"\n{'would pack' if dry_run else 'packed'} {plural(len(report.packed), 'tensor')}, "
-        f"{plural(len(report.carried), 'other')} {others}; "
-        f"{size(report.source_nbytes)} → {size(report.output_nbytes)}"
-        + (f"; wrote {report.output}" if not dry_run else "; dry run, nothing was written")
-    )
-    console.document(pack_document(report), 0)
-    return 0
+    if report.is_dry_run and report.output is not None:
+        from qcs4w_packer.work_folder import work_path
+
+        begun = work_path(Path(os.path.realpath(report.output)))
+        if begun.is_dir():
+            console.note(f"an earlier run has left its work in {begun}; pack goes on from there if nothing has changed")
+    console.room(report.output_nbytes, free_nbytes)

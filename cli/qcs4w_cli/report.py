@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qcs4w_gpu import Adapter
-    from qcs4w_packer import PackReport, QuantizationError
+    from qcs4w_packer import QuantizationError
 
 SCHEMA_VERSION = 1
 
@@ -141,6 +141,15 @@ def milliseconds(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.2f}"
 
 
+def duration(seconds: float) -> str:
+    """Return a time for people: 3.2 s, 4 min 10 s, 2 h 5 min."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
 def quoted(names: Sequence[str], most: int = 3) -> str:
     """Return "'a', 'b', 'c' and 4 more"."""
     listed = ", ".join(f"'{name}'" for name in names[:most])
@@ -152,113 +161,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def pack_table(report: "PackReport") -> Table:
-    """Return what became of each packed tensor."""
-    rows: list[tuple[str, ...]] = [
-        (
-            tensor.entry.name,
-            str(tensor.entry.out_features),
-            str(tensor.entry.in_features),
-            tensor.entry.source_dtype,
-            f"{size(tensor.source_nbytes)} → {size(tensor.entry.packed_nbytes)}",
-            f"{tensor.error.relative:.4f}" if tensor.error else "",
-            f"{tensor.error.snr_db:.1f} dB" if tensor.error else "",
-            "; ".join(
-                [tensor.reason] * report.is_dry_run
-                + ["transposed"] * tensor.entry.transposed
-                + [f"also {alias}" for alias in tensor.entry.aliases]
-                + refused_note(bool(tensor.entry.executorch_refusals))
-                + [f"{plural(tensor.floored_rows, 'row')} at the scale floor"] * bool(tensor.floored_rows)
-            ),
-        )
-        for tensor in report.packed
-    ]
-    titles: tuple[str, ...] = ("packed tensor", ">N", ">K", "from", ">bytes", ">rel. error", ">SNR", "notes")
-    if report.is_dry_run:
-        rows = [row[:5] + row[7:] for row in rows]
-        titles = titles[:5] + titles[7:]
-    return Table(titles, rows, ("cyan",))
-
-
 def refused_note(is_refused: bool) -> list[str]:
     """Return a table's note on a tensor that ExecuTorch's runtime refuses on every device; `check` says why."""
     from qcs4w_packer.targets import EXECUTORCH_WEBGPU
 
     return [f"{EXECUTORCH_WEBGPU.title} refuses it"] * is_refused
-
-
-def pack_warnings(report: "PackReport") -> list[str]:
-    """Return each kind of warning once, with the number of tensors that it concerns."""
-    from qcs4w_packer.targets import EXECUTORCH_WEBGPU
-
-    refused: dict[str, list[str]] = {}
-    for tensor in report.packed:
-        for refusal in tensor.entry.executorch_refusals:
-            refused.setdefault(refusal.rule.what, []).append(tensor.entry.name)
-    floored = [t.entry.name for t in report.packed if t.floored_rows]
-    texts = [
-        f"{EXECUTORCH_WEBGPU.title} will refuse {plural(len(names), 'tensor')}, {quoted(names)}: {what}"
-        for what, names in refused.items()
-    ]
-    if floored:
-        texts.append(
-            "rows with absmax below 8.9e-7 met the scale floor and lost precision: "
-            f"{plural(len(floored), 'tensor')}, {quoted(floored)}"
-        )
-    return texts
-
-
-def carried_table(report: "PackReport") -> Table:
-    """Return what is not packed, and why."""
-    fates = {"drop": "left out", "carry": "left out" if report.packed_only else "copied"}
-    rows = [
-        (c.tensor.name, c.tensor.dtype, str(list(c.tensor.shape)), size(c.tensor.nbytes), fates[c.action], c.reason)
-        for c in (*report.carried, *report.dropped)
-    ]
-    return Table(("other tensor", "dtype", "shape", ">bytes", "fate", "reason"), rows)
-
-
-def pack_document(report: "PackReport") -> dict[str, Any]:
-    """Return the JSON form of a pack report."""
-    return {
-        "source": str(report.source),
-        "output": None if report.output is None else str(report.output),
-        "dry_run": report.is_dry_run,
-        "source_nbytes": report.source_nbytes,
-        "output_nbytes": report.output_nbytes,
-        "packed": [
-            {
-                "tensor": tensor.entry.name,
-                "out_features": tensor.entry.out_features,
-                "in_features": tensor.entry.in_features,
-                "source_dtype": tensor.entry.source_dtype,
-                "source_nbytes": tensor.source_nbytes,
-                "packed_nbytes": tensor.entry.packed_nbytes,
-                "packed_sha256": tensor.entry.packed_sha256,
-                "scale_sha256": tensor.entry.scale_sha256,
-                "transposed": tensor.entry.transposed,
-                "aliases": list(tensor.entry.aliases),
-                "reason": tensor.reason,
-                "quantization_error": quantization_document(tensor.error),
-                "floored_rows": tensor.floored_rows,
-                "warnings": tensor.warnings,
-            }
-            for tensor in report.packed
-        ],
-        "carried": [
-            {
-                "tensor": choice.tensor.name,
-                "dtype": choice.tensor.dtype,
-                "shape": list(choice.tensor.shape),
-                "nbytes": choice.tensor.nbytes,
-                "reason": choice.reason,
-                "left_out": report.packed_only or choice.action == "drop",
-            }
-            for choice in (*report.carried, *report.dropped)
-        ],
-        "left_out": list(report.left_out),
-        "notices": list(report.notices),
-    }
 
 
 def adapter_document(adapter: "Adapter") -> dict[str, Any]:

@@ -1,17 +1,26 @@
 """The unpack command."""
 
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from .console import Console
 from .main import COMMANDS
-from .options import PATH, SizeType, blob_options, common_options, force_option
-from .report import Table, plural, size
+from .options import PATH, SizeType, blob_options, common_options, force_option, free_disk
+from .report import clean_line, plural, size
+from .report_groups import told
+from .report_unpack import unpack_document, unpack_summary, unpack_tables, unpacked_line
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from qcs4w_packer import Blob, UnpackReport
+    from qcs4w_packer.unpack_files import WeightFile
+    from qcs4w_packer.unpack_watch import UnpackedTensor, UnpackWatch
+
+    from .progress import TensorProgress
 
 _DTYPES = ("f32", "f16", "bf16", "source")
 
@@ -79,7 +88,8 @@ def command(
     console = Console("unpack", as_json, quiet)
     if output is None and not dry_run:
         raise UsageError("there is no output", hint="say where to with -o OUT, or look first with --dry-run")
-    with console.progress("unpacking", unit_bytes=True, wanted=not dry_run) as progress:
+    began = time.monotonic()
+    with console.tensor_progress("unpacking", wanted=not dry_run) as progress:
         report = unpack_file(
             packed,
             output,
@@ -87,13 +97,49 @@ def command(
             blob=blob,
             force=force,
             dry_run=dry_run,
-            progress=progress,
+            watch=_watch(progress),
         )
-    console.answer(_table(report))
-    for what in report.left_out[: None if verbose else 3]:
+    seconds = time.monotonic() - began
+    free_nbytes = free_disk(output) if dry_run and output is not None else None
+    for table in unpack_tables(report, verbose=verbose):
+        console.answer(table)
+        console.answer("")
+    _tell(console, report, dtype, free_nbytes, verbose=verbose)
+    for line in unpack_summary(report, seconds):
+        console.answer(clean_line(line))
+    console.document({"dtype": dtype, **unpack_document(report, seconds, free_nbytes)}, 0)
+    return 0
+
+
+def _watch(progress: "TensorProgress") -> "UnpackWatch":
+    """Return what brings the packer's news to the screen or the log."""
+    from qcs4w_packer.unpack_watch import UnpackWatch
+
+    total = 0
+    is_folder = False
+
+    def planned(files: "Sequence[WeightFile]") -> None:
+        nonlocal total, is_folder
+        is_folder = len(files) > 1
+        unpacking = [tensor for file in files for tensor in file.tensors]
+        sizes = {tensor.name: tensor.nbytes for file in files for tensor in file.carried}
+        sizes |= {tensor.name: tensor.nbytes * (1 + len(tensor.aliases)) for tensor in unpacking}
+        total = sum(sizes.values())
+        progress.begin(sizes, len(unpacking))
+
+    def step(nbytes: int, _total_with_headers: int, name: str) -> None:
+        progress.step(name, nbytes, total)
+
+    def unpacked(tensor: "UnpackedTensor") -> None:
+        progress.finished(unpacked_line(tensor, is_folder=is_folder))
+
+    return UnpackWatch(planned, step, unpacked)
+
+
+def _tell(console: Console, report: "UnpackReport", dtype: str, free_nbytes: int | None, *, verbose: bool) -> None:
+    """Print what the user should know beside the tables."""
+    for what in told(report.left_out, everything=verbose):
         console.warn(f"not in the output: {what}")
-    if len(report.left_out) > 3 and not verbose:
-        console.warn(f"not in the output: {len(report.left_out) - 3:,} more (-v names them)")
     vanished = sum(result.rounding.vanished for result in report.tensors if result.rounding)
     if vanished:
         console.warn(f"{plural(vanished, 'value')} became 0 in {dtype}")
@@ -101,59 +147,4 @@ def command(
         console.note(f"tied weights are written under each of their names, which takes {size(report.alias_nbytes)}")
     for note in report.notes:
         console.note(note)
-    console.answer(
-        f"\n{'would unpack' if dry_run else 'unpacked'} {plural(len(report.tensors), 'tensor')}, "
-        f"{plural(len(report.carried), 'other')} copied; {size(report.output_nbytes)}"
-        + (f" in {len(report.files):,} files; " if len(report.files) > 1 else "; ")
-        + (f"wrote {report.output}" if not dry_run else "dry run, nothing was written")
-    )
-    console.document({"dtype": dtype, **_document(report)}, 0)
-    return 0
-
-
-def _table(report: "UnpackReport") -> Table:
-    rows = []
-    for result in report.tensors:
-        tensor, rounding = result.tensor, result.rounding
-        stack = len(tensor.shape) == 3
-        notes = (
-            [f"{plural(len(tensor.parts), 'part')} of a stack"] * stack
-            + ["turned back"] * tensor.transposed
-            + [f"also {alias}" for alias in tensor.aliases]
-        )
-        cost = "" if rounding is None else f"{rounding.largest:.2g}" if rounding.largest else "none"
-        sizes = f"{size(tensor.packed_nbytes)} → {size(tensor.nbytes)}"
-        rows.append((tensor.name, " × ".join(map(str, tensor.shape)), tensor.dtype, sizes, cost, "; ".join(notes)))
-    return Table(("tensor", ">shape", "dtype", ">bytes", ">rounding", "notes"), rows, ("cyan",))
-
-
-def _document(report: "UnpackReport") -> dict[str, Any]:
-    return {
-        "source": str(report.source),
-        "output": None if report.output is None else str(report.output),
-        "from": report.source_format,
-        "dry_run": report.is_dry_run,
-        "files": list(report.files),
-        "output_nbytes": report.output_nbytes,
-        "alias_nbytes": report.alias_nbytes,
-        "tensors": [
-            {
-                "tensor": result.tensor.name,
-                "dtype": result.tensor.dtype,
-                "shape": list(result.tensor.shape),
-                "nbytes": result.tensor.nbytes,
-                "packed_nbytes": result.tensor.packed_nbytes,
-                "parts": len(result.tensor.parts),
-                "aliases": list(result.tensor.aliases),
-                "transposed": result.tensor.transposed,
-                "file": result.file,
-                "rounding_error": None if result.rounding is None else result.rounding.largest,
-                "vanished": None if result.rounding is None else result.rounding.vanished,
-            }
-            for result in report.tensors
-        ],
-        "carried": list(report.carried),
-        "beside": list(report.beside),
-        "left_out": list(report.left_out),
-        "notes": list(report.notes),
-    }
+    console.room(report.output_nbytes, free_nbytes)

@@ -192,7 +192,7 @@ def read_manifest(file: IO[bytes], manifest: Path, template: Request) -> Iterato
 def _request(data: bytes, folder: Path, template: Request) -> Request:
     """Read one line; UsageError says what is wrong with it."""
     from qcs4w_packer.errors import UsageError
-    from qcs4w_packer.select import did_you_mean
+    from qcs4w_packer.name_patterns import did_you_mean
 
     if len(data) > _LONGEST_LINE:
         raise UsageError(f"is longer than {_LONGEST_LINE:,} bytes")

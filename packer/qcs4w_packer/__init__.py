@@ -38,8 +38,8 @@ from .pte_call import PteCall, PteConstant
 from .pte_file import PteFile
 from .quantize import dequantize, quantize
 from .readings import Reading, readings
+from .request import Request
 from .rowpack import pack_weight
-from .select import Request
 from .sources import open_source
 from .unpack import UnpackReport, unpack_file
 from .unpack_plan import UnpackRequest

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from .checkpoint_index import Weights, find_weights, is_index, listed
+from .checkpoint_index import Weights, find_weights, grouped, is_index, listed
 from .errors import SourceError, UnsafePickleError
 from .json_file import read_json
 from .open_files import OpenFiles, PooledFile
@@ -57,7 +57,7 @@ def open_folder(folder: Path, index: str | None = None) -> Source:
         *(what for shard in shards for what in shard.left_out),
         *disputed,
         *others,
-        *(f"{name!r} (a subfolder)" for name in folders if not name.startswith(".")),
+        *grouped({name: "subfolders are not read" for name in folders if not name.startswith(".")}),
     ]
     return Source(
         folder,
@@ -211,22 +211,19 @@ def files_beside(weights: Weights, names: list[str]) -> tuple[tuple[Path, ...], 
     folder = weights.folder
     roots = {Path(os.path.realpath(folder))} | {Path(os.path.realpath(folder / n)).parent for n in weights.files}
     carried: list[Path] = []
-    left_out: list[str] = []
-    others: list[str] = []
+    reasons: dict[str, str] = {}
     for name in names:
         path = folder / name
         if name in weights.files or is_index(name) or name.startswith("."):
             continue
         if path.suffix.lower() in _WEIGHT_SUFFIXES:
-            others.append(name)
+            reasons[name] = f"other weight files; those of {weights.index or weights.files[0]} are read"
         elif not name.lower().startswith(_BESIDE_STEMS) and path.suffix.lower() not in _BESIDE_SUFFIXES:
-            left_out.append(f"{name!r} (not a file that checkpoints need)")
+            reasons[name] = "not what a checkpoint needs"
         elif file_kind(path) != "file" or path.stat().st_size > _LARGEST_BESIDE:
-            left_out.append(f"{name!r} (no regular file of at most {_LARGEST_BESIDE:,} bytes)")
+            reasons[name] = f"no regular file of at most {_LARGEST_BESIDE:,} bytes"
         elif path.is_symlink() and Path(os.path.realpath(path)).parent not in roots:
-            left_out.append(f"{name!r} (a link that leaves the folder)")
+            reasons[name] = "a link that leaves the folder"
         else:
             carried.append(path)
-    if others:
-        left_out.append(f"{listed(others)} (other weight files; those of {weights.index or weights.files[0]} are read)")
-    return tuple(carried), left_out
+    return tuple(carried), grouped(reasons)

@@ -72,6 +72,14 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")
 
 
+def grouped(reasons: Mapping[str, str]) -> list[str]:
+    """Return one line for each reason, with the first of the names that it holds for."""
+    groups: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        groups.setdefault(reason, []).append(name)
+    return [f"{listed(names)} ({reason})" for reason, names in groups.items()]
+
+
 def _choose(folder: Path, names: Collection[str]) -> str:
     """Return the name of an index or of a single weight file."""
     for default in _DEFAULTS:

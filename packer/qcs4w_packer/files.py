@@ -34,21 +34,21 @@ def replacing(
         OutputError: it exists, is one of the sources, or cannot be written.
     """
     path = check_target(target, force=force, sources=sources)
+    # 40 characters of up to 4 bytes: a name may have 255 bytes.
+    part = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.part"
+    fd = -1
     try:
         check_room(path, nbytes)
-        # 40 characters of up to 4 bytes: a name may have 255 bytes.
-        part = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.part"
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise cannot_write(path, error) from None
-    try:
         try:
+            # Within the block, so that a Ctrl-C as soon as there is a file finds the way to its removal.
+            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             yield fd
             if force and path.exists():  # what replaces a private file is private
                 os.fchmod(fd, stat.S_IMODE(path.stat().st_mode))
             os.fsync(fd)
         finally:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
         publish(part, path, force)
     except OSError as error:
         raise cannot_write(path, error) from None

@@ -21,6 +21,7 @@ from .weights import FLOAT_DTYPES, Source, SourceTensor, widen
 
 _DEFAULT_BLOCK = (128, 128)  # DeepSeek-V3's, and of all that follow it without saying so
 _MX_BLOCK = (1, 32)  # fixed by the Microscaling specification, whose scales are E8M0
+_EXPONENTS = ("F8_E8M0", "U8")  # compressed-tensors and transformers keep those in bytes
 
 # Beside a weight T, and beside a module M of the weight M.weight.
 _WEIGHT_SUFFIXES = ("_scale_inv", "_scale", ".scale")
@@ -72,13 +73,14 @@ def find_scale(source: Source, tensor: SourceTensor, blocks: Collection[tuple[in
     if (zero := f"{tensor.name}_zero_point") in source.tensors:
         raise SelectionError(f"{where} with a zero point ({zero}), which fp8 weights do not have")
     scale = source.tensors[found[0]]
-    if scale.dtype not in (*FLOAT_DTYPES, "F8_E8M0"):
+    if scale.dtype not in (*FLOAT_DTYPES, *_EXPONENTS):
         raise SelectionError(
-            f"{where} and its scale '{scale.name}' is {scale.dtype}, expected one of {', '.join(FLOAT_DTYPES)}, F8_E8M0"
+            f"{where} and its scale '{scale.name}' is {scale.dtype}, expected one of "
+            + ", ".join((*FLOAT_DTYPES, *_EXPONENTS))
         )
     rows, columns = tensor.shape[-2:]
     blocks = block_sizes(source) if blocks is None else blocks
-    mx = {_MX_BLOCK} if scale.dtype == "F8_E8M0" else set()
+    mx = {_MX_BLOCK} if scale.dtype in _EXPONENTS else set()
     block = _block_of(scale.shape, tensor.shape, {*blocks} | mx)
     if block is None:
         raise SelectionError(
@@ -160,15 +162,19 @@ def _block_of(
         return 1, columns
     if stack and scale == (*stack, 1, columns):  # of a stack that lies [E, in, out]
         return rows, 1
-    fits = [block for block in blocks if scale == (*stack, -(-rows // block[0]), -(-columns // block[1]))]
-    return fits[0] if len(fits) == 1 else None
+    fits = {
+        (min(block[0], rows), min(block[1], columns))
+        for block in blocks
+        if scale == (*stack, -(-rows // block[0]), -(-columns // block[1]))
+    }
+    return fits.pop() if len(fits) == 1 else None
 
 
 def _fetcher(scale: SourceTensor, width: int) -> Callable[[int, int], NDArray[np.float32]]:
     """Return what reads some rows of scales as float32 (n, width)."""
 
     def decode(data: bytes, first_row: int, columns: int) -> NDArray[np.float32]:
-        if scale.dtype == "F8_E8M0":
+        if scale.dtype in _EXPONENTS:
             return fp8_values("F8_E8M0")[np.frombuffer(data, np.uint8)].reshape(-1, columns)
         return widen(data, scale.dtype, name=scale.name, first_row=first_row, columns=columns)
 

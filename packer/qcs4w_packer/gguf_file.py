@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from .checkpoint_index import listed
+from .checkpoint_index import grouped
 from .errors import SourceError
 from .open_files import OpenFiles, PooledFile
 from .safetensors_file import DTYPE_BITS, Slot, lfs_pointer_fault, name_fault, open_for_reading, read_at, stamp_of
@@ -185,7 +185,7 @@ def open_gguf(path: Path) -> Source:
             hint="take the GGUF in F16 or BF16, or the checkpoint that it was made of",
         )
     return Source(
-        path, tensors, left_out=(*_told(metadata), *_grouped(unreadable)), unreadable=unreadable, closer=files.close
+        path, tensors, left_out=(*_told(metadata), *grouped(unreadable)), unreadable=unreadable, closer=files.close
     )
 
 
@@ -243,10 +243,3 @@ def _told(metadata: Mapping[str, Any]) -> list[str]:
     if type(parts) is int and parts > 1:
         told.append(f"the other parts of this GGUF, which has {parts:,} (each is opened by itself)")
     return told
-
-
-def _grouped(unreadable: Mapping[str, str]) -> list[str]:
-    groups: dict[str, list[str]] = {}
-    for name, reason in unreadable.items():
-        groups.setdefault(reason, []).append(name)
-    return [f"{listed(names)} ({reason})" for reason, names in groups.items()]

@@ -55,16 +55,13 @@ class Journal:
         fingerprint: of the work.
         data: descriptor of the file that the lines speak of.
         kept: lines of earlier runs that have proved true; they are written again.
-        flush_nbytes: of data, after which lines are written.
 
     Attributes:
         count: tensors that the journal on the disk speaks of.
     """
 
-    def __init__(
-        self, path: Path, fingerprint: str, data: int, kept: list[dict[str, Any]], *, flush_nbytes: int = _FLUSH_NBYTES
-    ):
-        self._path, self._data, self._flush_nbytes = path, data, flush_nbytes
+    def __init__(self, path: Path, fingerprint: str, data: int, kept: list[dict[str, Any]]):
+        self._path, self._data = path, data
         self._fingerprint = fingerprint
         self._kept = kept
         self._waiting: list[Line] = []
@@ -80,7 +77,7 @@ class Journal:
         """Say that a tensor is finished: all its bytes have been given to the system."""
         self._waiting.append(line)
         self._nbytes += nbytes
-        if self._nbytes >= self._flush_nbytes or time.monotonic() - self._since >= _FLUSH_S:
+        if self._nbytes >= _FLUSH_NBYTES or time.monotonic() - self._since >= _FLUSH_S:
             self._settle()
             self._flushing = self._thread.submit(self._write, self._taken())
 

@@ -3,6 +3,11 @@
 A source tensor T becomes T.qcs4w_packed (U8 [N, ceil(K/2)]), T.qcs4w_scale (F32 [N]) and T.qcs4w_shape (I64 [2] =
 N, K). The names are ours on purpose: X.weight_packed belongs to compressed-tensors, whose nibbles lie the other way.
 `__metadata__` has one key of ours, `qcs4w`, a JSON document.
+
+A stack T of E matrices, [E, N, K] or transposed [E, K, N], becomes T.0, T.1, … T.(E-1), each an entry of its own whose
+`stack` is T and whose `stack_parts` is E. A weight in fp8 keeps its name for a source dtype, F8_E4M3 say, and stands
+for code × scale: the tensors that held its scales are not in the container any more. `aliases` are the names of tied
+tensors that have no bytes of their own.
 """
 
 import json

@@ -1,13 +1,15 @@
 """Patterns for names: globs, and `re:EXPR` for regular expressions. Either must fit the whole name."""
 
+import difflib
 import re
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import islice
 from types import FrameType
 
 from .errors import UsageError
@@ -16,6 +18,7 @@ from .errors import UsageError
 REGEX = "re:"
 
 _MOST_CHARACTERS = 1_000  # of an expression
+_MOST_COMPARED, _LONGEST_COMPARED = 5_000, 200  # names, and their characters, when a similar one is looked for
 _MOST_SECONDS = 5.0  # for one pattern and all names
 
 
@@ -42,6 +45,19 @@ def find_names(names: Iterable[str], pattern: str) -> list[str]:
         return [name for name in names if name == pattern or test(name)]
     with _limited(pattern):
         return [name for name in names if name == pattern or test(name)]
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str | None:
+    """Return a hint that names the known names closest to `name`, or None."""
+    if len(known) > _MOST_COMPARED or len(name) > _LONGEST_COMPARED:  # comparing takes the product of the lengths
+        known = [other for other in islice(known, _MOST_COMPARED) if len(other) <= _LONGEST_COMPARED]
+    close = [other for other in known if name in other][:3] if len(name) > 2 else []
+    close = close or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    if close:
+        return "did you mean " + " or ".join(f"'{other}'" for other in close) + "?"
+    if len(known) <= 5:
+        return "there is " + ", ".join(f"'{other}'" for other in known) if known else None
+    return None
 
 
 @lru_cache(maxsize=4096)

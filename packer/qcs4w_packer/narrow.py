@@ -19,22 +19,18 @@ EXACT_DTYPES = ("F64", "F32")
 
 @dataclass(frozen=True)
 class Rounding:
-    """What rounding to a narrower dtype has cost.
+    """What rounding float32 to the dtype that is written has cost.
 
     Attributes:
-        largest: the largest |stored - value| / |value| of all values that are not 0.
+        largest: the largest relative error that a code can have with one of the tensor's scales.
         vanished: values that became 0 and were not.
     """
 
     largest: float = 0.0
     vanished: int = 0
 
-    def __add__(self, other: "Rounding") -> "Rounding":
-        """Join what two parts of a tensor have cost."""
-        return Rounding(max(self.largest, other.largest), self.vanished + other.vanished)
 
-
-def narrow(values: NDArray[np.float32], dtype: str, *, name: str, first_row: int = 0) -> tuple[NDArray[Any], Rounding]:
+def narrow(values: NDArray[np.float32], dtype: str, *, name: str, first_row: int = 0) -> NDArray[Any]:
     """Round float32 values to a dtype of weight files.
 
     Args:
@@ -44,8 +40,7 @@ def narrow(values: NDArray[np.float32], dtype: str, *, name: str, first_row: int
         first_row: number of the first row, for messages.
 
     Returns:
-        An array of the same shape whose bytes are the stored values (bfloat16 as the uint16 of its bits), and what
-        rounding has cost.
+        An array of the same shape whose bytes are the stored values (bfloat16 as the uint16 of its bits).
 
     Raises:
         LossyError: a value is infinite, or beyond the dtype's range.
@@ -60,13 +55,21 @@ def narrow(values: NDArray[np.float32], dtype: str, *, name: str, first_row: int
             if dtype == "F16"
             else "its scale is beyond what any float weight has: look with qcs4w inspect",
         )
+    return stored
+
+
+def rounding_error(values: NDArray[np.float32], dtype: str) -> float:
+    """Return the largest |stored - value| / |value| of values that are not 0 and within the dtype's range.
+
+    It is 1 only where a value becomes 0: half a unit of the smallest subnormal is rounded down, all above it up.
+    """
     if dtype in EXACT_DTYPES:
-        return stored, Rounding()
-    lost = kept != values
-    if not lost.any():
-        return stored, Rounding()
-    before, after = values[lost].astype(np.float64), kept[lost].astype(np.float64)
-    return stored, Rounding(float(np.max(np.abs(after - before) / np.abs(before))), int(np.count_nonzero(after == 0)))
+        return 0.0
+    kept = _rounded(values, dtype)[1].astype(np.float32, copy=False)
+    with np.errstate(invalid="ignore"):  # of 0 / 0, and of what is beyond the range
+        relative = np.abs(kept - values) / np.abs(values)
+    relative[~np.isfinite(relative)] = 0
+    return float(relative.max(initial=0.0))
 
 
 def _rounded(values: NDArray[np.float32], dtype: str) -> tuple[NDArray[Any], NDArray[Any]]:

@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
+from .checkpoint_index import grouped
 from .errors import SourceError
 from .onnx_model import external_place, is_external, load_model, onnx_package
 from .open_files import OpenFiles, PooledFile
@@ -77,12 +78,12 @@ def _source(path: Path, model: Any, files: OpenFiles) -> Source:
             tensor = slot_tensor(PooledFile(files, file), name, Slot(dtype, dims, offset, nbytes))
         else:
             place = None
-            tensor = SourceTensor(name, dtype, dims, _inline(path, proto, nbytes, dims, last))
+            tensor = SourceTensor(name, dtype, dims, _inline(path, proto, nbytes, dims, last), is_held=True)
         tensors[name] = replace(tensor, direction=directions.get(name), storage=place)
     left_out = [f"the model's graph ({len(graph.node):,} nodes)"]
     if graph.sparse_initializer:
         left_out.append(f"{len(graph.sparse_initializer):,} sparse initialisers")
-    left_out += [f"{name!r} ({reason})" for name, reason in unreadable.items()]
+    left_out += grouped(unreadable)
 
     def close() -> None:
         last.clear()

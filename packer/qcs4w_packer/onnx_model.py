@@ -9,6 +9,7 @@ from .errors import Qcs4wError, SourceError
 from .safetensors_file import open_for_reading
 
 _MOST_DIGITS = 18  # of an offset in a file
+_EXTERNAL_KEYS = ("location", "offset", "length", "checksum", "basepath")
 
 
 def onnx_package() -> Any:
@@ -74,6 +75,8 @@ def external_place(tensor: Any, model: Path, nbytes: int) -> tuple[Path, int]:
         SourceError: the place is none of the model's folder, or the size is another.
     """
     said, place = _said(tensor), external_file(tensor, model)
+    if unknown := [key for key in said if key not in _EXTERNAL_KEYS]:
+        raise SourceError(f"{model}: initialiser '{tensor.name:.100}' says {unknown[0]!r:.40} of where its data lie")
     offset, length = _size(said.get("offset", "0")), _size(said.get("length", str(nbytes)))
     if place is None or offset is None:
         raise SourceError(

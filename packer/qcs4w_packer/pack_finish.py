@@ -8,9 +8,10 @@ from pathlib import Path
 from .container import is_container_like
 from .errors import OutputError, Qcs4wError, SourceError
 from .exchange import exchange
-from .files import cannot_write, check_folder, check_target, flush, publish
+from .files import cannot_write, check_folder, check_outside, check_target, flush, publish
 from .pack_plan import INDEX_NAME, PackPlan
-from .work_folder import WorkFolder, stamps
+from .work_folder import WorkFolder
+from .work_statement import stamps
 
 
 def finish(work: WorkFolder, *, force: bool = False) -> bool:
@@ -59,6 +60,7 @@ def check_output(plan: PackPlan, *, force: bool = False) -> None:
     if not plan.is_folder:
         check_target(plan.output, force=force, sources=plan.source_files)
         return
+    check_outside(plan.output, (plan.source.path,))
     path = check_folder(
         plan.output, force=force, is_ours=lambda folder: _is_ours(folder, plan), sources=_read_files(plan)
     )

@@ -12,9 +12,10 @@ from .container_writer import ContainerWriter
 from .errors import SelectionError
 from .formats.detect import foreign_opener
 from .metadata import PACKED, SCALE, SHAPE, PackedEntry
+from .request import Request
 from .safetensors_file import Planned
 from .safetensors_writer import refuse_twins
-from .select import Choice, Request, choose
+from .select import Choice, choose
 from .weights import Source, SourceTensor
 
 #: The name of a folder's only weight file, and of the list of several.

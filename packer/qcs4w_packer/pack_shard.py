@@ -29,6 +29,7 @@ from .select import Choice
 from .weights import SourceTensor
 from .work_folder import WorkFolder
 
+_MOST_THREADS = 8  # each holds blocks of a few MiB; more would wait for the one that writes and hashes
 _READ_NBYTES = 8 << 20  # at a time, when what was finished is read again
 
 
@@ -41,7 +42,7 @@ def pack_shard(
         work: the locked work folder; its plan holds the shard.
         shard: which.
         tally: told of every piece of work.
-        threads: how many compute at once; by default one for each core.
+        threads: how many compute at once; by default one for each core, up to 8.
 
     Returns:
         what became of each tensor that is packed, in order.
@@ -51,9 +52,10 @@ def pack_shard(
         SourceError: a source cannot be read any more; the message names file and offset.
         NonFiniteError: a weight is not finite.
     """
+    threads = threads or min(cores(), _MOST_THREADS)
     with work.holding(shard), _Shard(work, shard, tally) as making:
-        making.resume(threads or cores())
-        making.run(threads or cores())
+        making.resume(threads)
+        making.run(threads)
         return making.finish()
 
 
@@ -64,6 +66,8 @@ class _Shard:
         self._work, self._shard, self._tally = work, shard, tally
         self._plan: PackPlan = work.plan
         self._writer: ContainerWriter = shard.writer()
+        self._packing = {e.name: (c, e) for c, e in zip(shard.choices, shard.entries, strict=True)}
+        self._carrying = {tensor.name: tensor for tensor in shard.carried}
         self._results: dict[str, PackedTensor] = {}
         self._carried: set[str] = set()
         self._journal: Journal | None = None
@@ -92,6 +96,8 @@ class _Shard:
         with self._writing():
             if not proven:
                 os.ftruncate(self._fd, 0)
+            if len(proven) < self._shard.tensor_count and self._path != self._work.part(self._shard):
+                self._path = self._path.replace(self._work.part(self._shard))  # it does not pass for finished
             self._writer.begin(self._fd)
         fingerprint = self._work.fingerprint(self._shard)
         self._journal = Journal(self._work.journal(self._shard), fingerprint, self._fd, proven)
@@ -106,12 +112,8 @@ class _Shard:
 
     def run(self, threads: int) -> None:
         """Do what is not finished."""
-        todo = [
-            (choice, entry)
-            for choice, entry in zip(self._shard.choices, self._shard.entries, strict=True)
-            if entry.name not in self._results
-        ]
-        carried = [tensor for tensor in self._shard.carried if tensor.name not in self._carried]
+        todo = [pair for name, pair in self._packing.items() if name not in self._results]
+        carried = [tensor for name, tensor in self._carrying.items() if name not in self._carried]
 
         def jobs() -> Iterator[Any]:
             for choice, _ in todo:
@@ -131,7 +133,9 @@ class _Shard:
         with self._writing():
             written = self._writer.finish()
             os.fsync(self._fd)
-            if self._journal is not None and not self._plan.is_folder:
+            if self._journal is not None and self._plan.is_folder:
+                self._journal.flush()  # before it passes for finished
+            elif self._journal is not None:
                 self._journal.forget()  # a single file is published at once
             made = self._work.made(self._shard)
             if self._path != made:
@@ -192,13 +196,22 @@ class _Shard:
 
     def _is_true(self, line: dict[str, Any]) -> bool:
         """Tell whether the file holds what a line of the journal says, byte for byte."""
-        stored = [line["packed"] + PACKED, line["packed"] + SCALE] if "packed" in line else [line["carried"]]
         try:
+            if "carried" in line:
+                stored = [self._carrying[line["carried"]].name]
+            else:
+                stored = [line["packed"] + PACKED, line["packed"] + SCALE]
+                QuantizationError(**line["error"]), int(line["floored"])
             return all(
                 self._digest(*self._writer.place(name)) == said
                 for name, said in zip(stored, line["sha256"], strict=True)
             )
-        except SourceError:  # the file ends before
+        except (
+            SourceError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ):  # the file ends before, or it is no line
             return False
 
     def _digest(self, offset: int, nbytes: int) -> str:
@@ -213,11 +226,10 @@ class _Shard:
         """Take a tensor as finished."""
         if "carried" in line:
             self._carried.add(line["carried"])
-            self._tally.skip(next(t.nbytes for t in self._shard.carried if t.name == line["carried"]))
+            self._tally.skip(self._carrying[line["carried"]].nbytes)
             return
         name = line["packed"]
-        index = next(i for i, entry in enumerate(self._shard.entries) if entry.name == name)
-        choice, entry = self._shard.choices[index], self._shard.entries[index]
+        choice, entry = self._packing[name]
         self._writer.adopt(name, tuple(line["sha256"]))
         error = QuantizationError(**line["error"])
         result = PackedTensor(
@@ -242,7 +254,7 @@ class _Shard:
     def _missing(self, error: OSError) -> str:
         if error.errno == errno.EFBIG:
             return (
-                f": {self._path.name} will have {self._writer.nbytes:,} bytes, more than the system's limit on a file"
+                f": {self._shard.name} will have {self._writer.nbytes:,} bytes, more than the system's limit on a file"
             )
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             return ""

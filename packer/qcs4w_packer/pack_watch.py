@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from .measure import QuantizationError
 from .metadata import PackedEntry
+from .pack_plan import PackPlan
 from .targets import EXECUTORCH_WEBGPU
 
 
@@ -65,11 +66,13 @@ class Watch:
     """Functions that are called while packing goes on, in the caller's thread.
 
     Attributes:
+        planned: once, before any work.
         step: after each piece of a tensor.
         packed: after each tensor that is packed, also for one that an earlier run had finished.
         note: what the user should know: what was resumed, what starts clean and why, what was kept.
     """
 
+    planned: Callable[[PackPlan], None] = lambda plan: None
     step: Callable[[Step], None] = lambda step: None
     packed: Callable[[PackedTensor], None] = lambda tensor: None
     note: Callable[[str], None] = lambda text: None

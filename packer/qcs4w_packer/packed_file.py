@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from .closing import Closing
 from .errors import ContainerError, DigestError, NonFiniteError, UnknownTensorError
 from .metadata import PackedEntry, bias_name
+from .name_patterns import did_you_mean
 from .packed import PackedLinear
-from .select import did_you_mean
 from .targets import Case
 from .weights import FLOAT_DTYPES, SourceTensor
 

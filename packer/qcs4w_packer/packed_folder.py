@@ -28,6 +28,7 @@ class PackedFolder(PackedFile):
     Args:
         folder: with `model.safetensors`, or `model.safetensors.index.json` and the shards that it names.
         strict: refuse what a reader must refuse; else remember it in `problems` and read what is there.
+        tensor: only this packed tensor will be asked for: where the index names its shard, no other is looked at.
 
     Attributes:
         shards: the weight files that could be opened, in order.
@@ -41,7 +42,7 @@ class PackedFolder(PackedFile):
 
     format = "qcs4w"
 
-    def __init__(self, folder: str | os.PathLike[str], *, strict: bool = True):
+    def __init__(self, folder: str | os.PathLike[str], *, strict: bool = True, tensor: str | None = None):
         self.path = Path(folder)
         self._strict = strict
         self.problems = []
@@ -52,7 +53,7 @@ class PackedFolder(PackedFile):
         self._index = None if weights.index is None else self.path / weights.index
         self._files = OpenFiles()
         try:
-            self.shards = self._open_shards(weights)
+            self.shards = self._open_shards(weights, _shard_of(weights, tensor))
             self._holders = {name: shard for shard in self.shards for name in shard.entries}
             self._carriers = {name: shard for shard in self.shards for name in shard.carried}
             self.entries = {name: shard.entries[name] for name, shard in self._holders.items()}
@@ -131,25 +132,26 @@ class PackedFolder(PackedFile):
         """Return a tensor that was copied along, by its name."""
         return self._carriers[name].carried_tensor(name)
 
-    def _refuse(self, error: Qcs4wError) -> None:
+    def _refuse(self, error: Qcs4wError, *, is_fatal: bool = False) -> None:
         """Raise what a strict reader raises; otherwise remember it."""
-        if self._strict:
+        if self._strict or is_fatal:
             raise error
         self.problems.append(str(error).removeprefix(f"{self.path}: "))
 
-    def _open_shards(self, weights: Weights) -> list[Container]:
-        """Open every shard that can be, and hold what they have against the index."""
-        missing = [name for name in weights.files if file_kind(self.path / name) is None]
+    def _open_shards(self, weights: Weights, only: str | None) -> list[Container]:
+        """Open every shard that can be, or one, and hold what they have against the index."""
+        wanted = weights.files if only is None else (only,)
+        missing = [name for name in wanted if file_kind(self.path / name) is None]
         if missing:
-            self._refuse(missing_fault(weights, missing))
+            self._refuse(missing_fault(weights, missing), is_fatal=only is not None)
         shards = []
-        for name in weights.files:
+        for name in wanted:
             if name in missing:
                 continue
             try:
                 shard = Container(self.path / name, strict=self._strict, files=self._files)
             except Qcs4wError as error:
-                self._refuse(error)
+                self._refuse(error, is_fatal=only is not None)
                 continue
             self.problems += [f"{name}: {problem}" for problem in shard.problems]
             shards.append(shard)
@@ -173,6 +175,14 @@ class PackedFolder(PackedFile):
                         )
                     )
         return names
+
+
+def _shard_of(weights: Weights, tensor: str | None) -> str | None:
+    """Return the file that holds a packed tensor by the index, or None where that does not tell (an alias)."""
+    if tensor is None or weights.weight_map is None:
+        return None
+    places = (weights.weight_map.get(name + PACKED) for name in (tensor, f"{tensor}.weight"))
+    return next(filter(None, places), None)
 
 
 def holds_packed(folder: Path) -> bool:

@@ -14,7 +14,9 @@ from .safetensors_file import file_kind
 from .work_folder import work_path
 
 
-def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, strict: bool = True) -> PackedFile:
+def open_packed(
+    path: str | os.PathLike[str], blob: Blob | None = None, *, strict: bool = True, tensor: str | None = None
+) -> PackedFile:
     """Open a file of packed linears; their bytes are read when they are asked for.
 
     Args:
@@ -24,6 +26,7 @@ def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, stric
         blob: what the user knows of bytes that nothing describes.
         strict: refuse what a reader must refuse; else remember it in `problems` (containers), and open a program that
             has no linear_qcs4w call.
+        tensor: the only packed tensor that will be asked for: of a folder, no other shard need be opened.
 
     Raises:
         SourceError: no such file, or one that is not sound.
@@ -43,7 +46,7 @@ def open_packed(path: str | os.PathLike[str], blob: Blob | None = None, *, stric
         return program
     if kind == "folder" and foreign_opener(path) is None:
         if holds_packed(path):
-            return PackedFolder(path, strict=strict)
+            return PackedFolder(path, strict=strict, tensor=tensor)
         path = checkpoint_file(path)
     opener = foreign_opener(path)
     if opener is not None:

@@ -12,11 +12,14 @@ from .errors import SelectionError, UnknownTensorError, UsageError
 from .files import check_target
 from .fp8_scales import find_scale, is_fp8_weight
 from .metadata import PackedEntry
+from .name_patterns import did_you_mean
 from .pack_finish import check_output, finish
-from .pack_plan import PackPlan, plan_pack
+from .pack_plan import PackPlan, PlannedShard, plan_pack
 from .pack_shard import pack_shard
 from .pack_watch import PackedTensor, Step, Tally, Watch
-from .select import Choice, Request, did_you_mean, notices
+from .parts import WHOLE, Part
+from .request import Request
+from .select import Choice, notices
 from .sources import open_source
 from .weights import Source, split_stack
 from .work_folder import WorkFolder
@@ -37,11 +40,15 @@ class PackReport:
         dropped: choices for what is in no output, with the reason.
         left_out: what the source holds besides tensors, described for people.
         notices: what was decided though nobody asked for it, described for people.
-        shards: name and size in bytes of every file with tensors.
+        shards: every file with tensors, in order.
+        beside: names of the files that go along with a folder.
         source_nbytes: bytes of all tensors of the source.
         output_nbytes: bytes of all files with tensors.
         packed_only: what is carried has been left out.
         is_dry_run: nothing was written and no data was read.
+        part: of a job that several share; `packed` holds this part's tensors.
+        made: names of the files that this part makes.
+        is_complete: the output is there; False while other parts are missing.
     """
 
     source: Path
@@ -51,11 +58,15 @@ class PackReport:
     dropped: tuple[Choice, ...]
     left_out: tuple[str, ...]
     notices: tuple[str, ...]
-    shards: dict[str, int]
+    shards: tuple[PlannedShard, ...]
+    beside: tuple[str, ...]
     source_nbytes: int
     output_nbytes: int
     packed_only: bool
     is_dry_run: bool
+    part: Part
+    made: tuple[str, ...]
+    is_complete: bool
 
 
 def pack_file(
@@ -68,6 +79,8 @@ def pack_file(
     force: bool = False,
     restart: bool = False,
     dry_run: bool = False,
+    part: Part | None = None,
+    ray: str | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> PackReport:
@@ -85,6 +98,9 @@ def pack_file(
         force: replace an output that is there.
         restart: begin anew, whatever an earlier run has finished.
         dry_run: decide, measure sizes, and write nothing.
+        part: make only these of the output's files, beside other runs that make the others; the one that ends last
+            gives the output its place. All must be given the same options.
+        ray: make the files on this Ray cluster, see `ray_pack`.
         progress: called as the work proceeds with the bytes of source just done, those to do in all, and the tensor.
         watch: told in more detail.
 
@@ -95,38 +111,69 @@ def pack_file(
     output = None if output is None else Path(output)
     if output is None and not dry_run:
         raise UsageError("output may be None in a dry run only")
-    if output is not None and not path.is_dir() and max_shard_size is None:
+    if output is not None and not path.is_dir() and path.suffix != ".json" and max_shard_size is None:
         check_target(output, force=force or dry_run, sources=(path,))  # before the source is so much as opened
     watch = _with_progress(watch or Watch(), progress)
     with open_source(path) as source:
         plan = plan_pack(source, output, request, max_shard_size=max_shard_size, packed_only=packed_only)
         check_output(plan, force=force or dry_run)
-        packed = _planned(plan) if dry_run else _carry_out(plan, watch, force=force, restart=restart)
-        return _report(plan, packed, is_dry_run=dry_run)
+        mine = (part or WHOLE).of(plan.shards, [shard.source_nbytes for shard in plan.shards])
+        packed, is_complete = _planned(mine), False
+        if not dry_run:
+            packed, is_complete = _carry_out(
+                plan, mine, watch, force=force, restart=restart, shared=part is not None, ray=ray
+            )
+        return _report(plan, packed, mine, part or WHOLE, is_dry_run=dry_run, is_complete=is_complete)
 
 
-def _carry_out(plan: PackPlan, watch: Watch, *, force: bool, restart: bool) -> list[PackedTensor]:
-    """Make every shard, one after the other, and the output of them."""
-    work = WorkFolder(plan, restart=restart, note=watch.note)
-    tally = Tally(watch, plan.source_nbytes)
+def _carry_out(
+    plan: PackPlan,
+    mine: tuple[PlannedShard, ...],
+    watch: Watch,
+    *,
+    force: bool,
+    restart: bool,
+    shared: bool,
+    ray: str | None,
+) -> tuple[list[PackedTensor], bool]:
+    """Make shards, here or on a cluster, and the output once all are there; tell whether it is."""
+    if not mine:
+        return [], False
+    watch.planned(replace(plan, shards=mine))
+    work = WorkFolder(plan, restart=restart, shared=shared or ray is not None, note=watch.note)
+    tally = Tally(watch, sum(shard.source_nbytes for shard in mine))
     try:
-        packed = [tensor for shard in plan.shards for tensor in pack_shard(work, shard, tally)]
-        finish(work, force=force)
+        if ray is not None:
+            from .ray_pack import pack_on_ray
+
+            packed = pack_on_ray(work, mine, tally, address=ray)
+        else:
+            packed = [tensor for shard in mine for tensor in pack_shard(work, shard, tally)]
+        is_complete = finish(work, force=force)
+        work.close()
     except BaseException as error:
         work.leave(error)
         raise
-    return packed
+    return packed, is_complete
 
 
-def _planned(plan: PackPlan) -> list[PackedTensor]:
+def _planned(shards: tuple[PlannedShard, ...]) -> list[PackedTensor]:
     return [
         PackedTensor(entry, choice.reason, choice.tensor.nbytes, shard=shard.name)
-        for shard in plan.shards
+        for shard in shards
         for choice, entry in zip(shard.choices, shard.entries, strict=True)
     ]
 
 
-def _report(plan: PackPlan, packed: list[PackedTensor], *, is_dry_run: bool) -> PackReport:
+def _report(
+    plan: PackPlan,
+    packed: list[PackedTensor],
+    made: tuple[PlannedShard, ...],
+    part: Part,
+    *,
+    is_dry_run: bool,
+    is_complete: bool,
+) -> PackReport:
     source = plan.source
     return PackReport(
         source=source.path,
@@ -136,11 +183,15 @@ def _report(plan: PackPlan, packed: list[PackedTensor], *, is_dry_run: bool) -> 
         dropped=plan.dropped,
         left_out=source.left_out,
         notices=tuple(notices(choice for shard in plan.shards for choice in shard.choices)),
-        shards={shard.name: shard.nbytes for shard in plan.shards},
+        shards=plan.shards,
+        beside=tuple(path.name for path in source.beside) if plan.is_folder else (),
         source_nbytes=sum(tensor.nbytes for tensor in source.tensors.values()),
         output_nbytes=plan.output_nbytes,
         packed_only=bool(plan.options["packed_only"]),
         is_dry_run=is_dry_run,
+        part=part,
+        made=tuple(shard.name for shard in made),
+        is_complete=is_complete,
     )
 
 

@@ -12,11 +12,11 @@ from .blob_file import Blob, read_scales
 from .errors import SelectionError, SourceError, UnknownTensorError, UsageError
 from .explain import sample_rows
 from .metadata import PackedEntry
+from .name_patterns import did_you_mean
 from .npy_file import npy_data_start
 from .packed_sources import is_packed_file, open_packed
 from .packing import source_weight
 from .safetensors_file import SafetensorsFile, open_for_reading
-from .select import did_you_mean
 from .sources import SUFFIXES, open_source
 from .weights import Source, SourceTensor
 
@@ -64,7 +64,7 @@ def packed_bytes(path: Path, tensor: str | None = None, blob: Blob | None = None
         SourceError: the file cannot be read.
     """
     if blob is None and is_packed_file(path):
-        with open_packed(path, strict=False) as file:
+        with open_packed(path, strict=False, tensor=tensor) as file:
             entry = file.entry(tensor) if tensor is not None else file.only()
             packed, scales = file.arrays(entry)
             place, scales_place = file.place(entry), file.scales_place(entry)

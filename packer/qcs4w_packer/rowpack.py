@@ -111,13 +111,12 @@ def _pack_block(
     packed = made.packed[part]
     pack_codes_into(codes, packed, scratch.array("nibbles", (len(packed), 2 * packed.shape[1]), np.uint8))
 
-    at_floor = scales == SCALE_FLOOR
-    made.floored[part] = at_floor & (absmax > 0)
-    errors, weights = made.error_squares[part], made.weight_squares[part]
+    errors, weights, floored = made.error_squares[part], made.weight_squares[part], made.floored[part]
     errors[:], weights[:] = _square_sums(scaled, rounded, scales)
-    if at_floor.any():  # there the squares of scaled values can underflow
-        sums = row_square_sums(block[at_floor], dequantize(codes[at_floor], scales[at_floor]))
-        errors[at_floor], weights[at_floor] = sums
+    floored[:] = (scales == SCALE_FLOOR) & (absmax > 0)
+    if floored.any():  # there the squares of scaled values can underflow
+        sums = row_square_sums(block[floored], dequantize(codes[floored], scales[floored]))
+        errors[floored], weights[floored] = sums
 
 
 def pack_weight(weight: NDArray[np.floating], *, name: str = "weight") -> PackedLinear:
@@ -168,9 +167,9 @@ def _row_squares(values: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def refuse_non_finite(weight: NDArray[np.float32], *, name: str, first_row: int = 0) -> None:
     """Raise NonFiniteError with the place of the first value, in row order, that is NaN or infinite."""
-    places = np.argwhere(~np.isfinite(weight))
-    if not len(places):
+    if not weight.size or np.isfinite(row_absmax(weight)).all():
         return
+    places = np.argwhere(~np.isfinite(weight))
     row, column = (int(i) for i in places[0])
     raise NonFiniteError(
         f"tensor '{name}' holds {weight[row, column]} at row {first_row + row}, column {column}; "

@@ -286,7 +286,7 @@ def read_at(fd: int, path: Path, offset: int, nbytes: int) -> bytes:
         except OSError as error:
             raise _read_error(path, offset, error) from None
         if not part:
-            raise _cut_short(path, offset, nbytes)
+            raise _cut_short(fd, path, offset, nbytes)
         parts.append(part)
         offset += len(part)
         nbytes -= len(part)
@@ -301,7 +301,7 @@ def read_at_into(fd: int, path: Path, offset: int, room: memoryview) -> None:
         except OSError as error:
             raise _read_error(path, offset, error) from None
         if not count:
-            raise _cut_short(path, offset, len(room))
+            raise _cut_short(fd, path, offset, len(room))
         room, offset = room[count:], offset + count
 
 
@@ -309,8 +309,9 @@ def _read_error(path: Path, offset: int, error: OSError) -> SourceError:
     return SourceError(f"{path}: reading at byte {offset:,} failed: {error.strerror}")
 
 
-def _cut_short(path: Path, offset: int, missing: int) -> SourceError:
-    return SourceError(f"{path}: ends at byte {offset:,}, {missing:,} more were expected: it is truncated")
+def _cut_short(fd: int, path: Path, offset: int, nbytes: int) -> SourceError:
+    end = min(offset, os.fstat(fd).st_size)  # it may have ended long before
+    return SourceError(f"{path}: ends at byte {end:,}, {offset + nbytes - end:,} more were expected: it is truncated")
 
 
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,89 +1,22 @@
 """Which tensors of a file are packed: by default from their names and shapes, by request from patterns."""
 
-import difflib
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase, translate
-from itertools import islice
 from typing import Literal
 
-from .architecture import is_conv1d_name, is_told_apart_by_config, said_direction, stored_name
-from .errors import SelectionError, UnknownTensorError
+from .architecture import is_conv1d_name, is_told_apart_by_config, said_direction
+from .errors import SelectionError
 from .fp8_scales import activation_scales, find_scale, is_fp8_weight, with_scales
 from .metadata import bias_name
 from .name_patterns import find_names
-from .weights import FLOAT_DTYPES, Source, SourceTensor, split_stack
-
-
-@dataclass(frozen=True)
-class Rule:
-    """A name pattern (case is ignored) and what it says about the tensor."""
-
-    pattern: str
-    reason: str
-
-
-_HEAD = "output head, packed on request"
-_ROUTER = "router of experts"  # `*.gate.weight` is one too, where its block has experts: see _skip_reason
-
-#: Tensors that look like linear weights and are not taken unless asked for.
-SKIP_RULES = (
-    Rule("*embed*", "embedding"),
-    Rule("*emb.weight", "embedding"),
-    Rule("*wte.weight", "embedding"),
-    Rule("*wpe.weight", "embedding"),
-    Rule("*shared.weight", "embedding"),
-    Rule("*_embd*", "embedding"),  # GGUF's names: token_embd, position_embd, …
-    Rule("token_types.weight", "embedding"),
-    Rule("*relative_attention_bias*", "position bias"),
-    Rule("*attn_rel_b.weight", "position bias"),
-    Rule("*ssm_conv1d*", "convolution"),
-    Rule("*norm.weight", "norm"),
-    Rule("*norm?.weight", "norm"),
-    Rule("*ln_?.weight", "norm"),
-    Rule("*lm_head*", _HEAD),
-    Rule("head.weight", _HEAD),
-    Rule("*.head.weight", _HEAD),
-    Rule("output.weight", _HEAD),
-    Rule("cls.output.weight", _HEAD),
-    Rule("*.router.weight", _ROUTER),
-    Rule("*.router.layer.weight", _ROUTER),
-    Rule("*.shared_expert_gate.weight", _ROUTER),
-    Rule("*.ffn_gate_inp*.weight", _ROUTER),  # GGUF
-)
-
-_ANY_RULE = re.compile("|".join(translate(rule.pattern) for rule in SKIP_RULES))  # one look for most names
+from .request import Asked, Request, resolve, unfit, with_full_names
+from .skip_rules import skip_reasons
+from .weights import Source, SourceTensor, split_stack
 
 _MOST_IN_A_STACK = 65_536
 
-_MOST_COMPARED, _LONGEST_COMPARED = 5_000, 200  # names, and their characters, when a similar one is looked for
-
 #: What the last parts of linear weights' names are. A bare `weight` is what a nameless file gives.
 _LINEAR_NAMES = ("weight", "in_proj_weight")
-
-_PATTERN_OPTIONS = ("include", "also", "exclude", "transpose", "no_transpose")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the user asked for. Patterns fit whole names: globs, `re:` and a regular expression, or the name itself.
-
-    Attributes:
-        tensors: exact names; with them nothing else is packed. None is not to ask by name.
-        include: the matrices that these match, in place of the default choice, which is None.
-        exclude: taken out again, whatever chose it.
-        transpose: packed the other way round, since the file stores [in, out].
-        no_transpose: ordinary [out, in] weights, whatever their names or the config say.
-        also: the matrices that these match, beside the default choice or `include`.
-    """
-
-    tensors: tuple[str, ...] | None = None
-    include: tuple[str, ...] | None = None
-    exclude: tuple[str, ...] = ()
-    transpose: tuple[str, ...] = ()
-    no_transpose: tuple[str, ...] = ()
-    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +29,6 @@ class Choice:
         reason: for people.
         transposed: the file stores [K, N].
         stack: name of the 3-D tensor that this matrix was split from.
-        stack_parts: how many matrices were split from it.
         alias_of: the tensor with the very same memory that is packed in its place.
         used: siblings that are used up when this one is packed, the scales of an fp8 weight; they are dropped.
         notice: why it is transposed though nobody asked for it; None where somebody did, or it is not.
@@ -110,7 +42,6 @@ class Choice:
     alias_of: str | None = None
     used: tuple[str, ...] = ()
     notice: str | None = None
-    stack_parts: int | None = None
 
     @property
     def out_features(self) -> int:
@@ -123,19 +54,6 @@ class Choice:
         return self.tensor.shape[0 if self.transposed else 1]
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """A request, with the names that its patterns match; None where an option was not given."""
-
-    tensors: frozenset[str] | None
-    include: frozenset[str] | None
-    also: frozenset[str]
-    exclude: frozenset[str]
-    transpose: frozenset[str]
-    no_transpose: frozenset[str]
-    by_name: frozenset[str]  # what stands in --tensor, --include or --also in full
-
-
 def choose(source: Source, request: Request | None = None) -> list[Choice]:
     """Decide for every tensor of a file, in the file's order. Reads no data.
 
@@ -146,25 +64,26 @@ def choose(source: Source, request: Request | None = None) -> list[Choice]:
             an fp8 weight has no scale, or nothing is left to pack.
     """
     source = with_scales(source)
-    request = request or Request()
-    asked = _resolve(source, request)
-    skips = _skips(source)
-    wanted = {name: _wanted(tensor, source, asked, skips) for name, tensor in source.tensors.items()}
-    users = _users(source, {name for name, (chosen, _) in wanted.items() if chosen}, asked)
+    request = with_full_names(request or Request(), source)
+    asked = resolve(source, request)
+    skips = skip_reasons(source)
+    users = _users(source)
+    wanted = {name: _wanted(tensor, source, asked, skips, users) for name, tensor in source.tensors.items()}
     choices: list[Choice] = []
     for name, (chosen, reason) in wanted.items():
         tensor = source.tensors[name]
-        if name in users:
-            choices.append(Choice(tensor, "drop", f"used up: scale of {users[name]}"))
-        elif chosen:
+        packed_users = [user for user in users.get(name, ()) if wanted[user][0]]
+        if chosen:
             choice = _directed(Choice(tensor, "pack", reason, used=_used_up(tensor, source)), source, asked)
             choices += _split(choice, source) if len(tensor.shape) == 3 else [choice]
+        elif packed_users and packed_users == users[name]:
+            choices.append(Choice(tensor, "drop", f"used up: scale of {packed_users[0]}"))
         else:
             choices.append(Choice(tensor, "carry", reason))
     if not any(choice.action == "pack" for choice in choices):
         raise _nothing_to_pack(source, choices)
     _check_directions(choices, source, asked, request)
-    return _mark_tied(choices)
+    return _mark_tied(choices, source)
 
 
 def notices(choices: Iterable[Choice]) -> list[str]:
@@ -179,96 +98,9 @@ def notices(choices: Iterable[Choice]) -> list[str]:
     ]
 
 
-def did_you_mean(name: str, known: Collection[str]) -> str | None:
-    """Return a hint that names the known names closest to `name`, or None."""
-    if len(known) > _MOST_COMPARED or len(name) > _LONGEST_COMPARED:  # comparing takes the product of the lengths
-        known = [other for other in islice(known, _MOST_COMPARED) if len(other) <= _LONGEST_COMPARED]
-    close = [other for other in known if name in other][:3] if len(name) > 2 else []
-    close = close or difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if close:
-        return "did you mean " + " or ".join(f"'{other}'" for other in close) + "?"
-    if len(known) <= 5:
-        return "there is " + ", ".join(f"'{other}'" for other in known) if known else None
-    return None
-
-
-def _resolve(source: Source, request: Request) -> _Asked:
-    """Find what every name and pattern of a request means in this file.
-
-    Raises:
-        UnknownTensorError: one of them means nothing.
-        SelectionError: two of them contradict each other.
-    """
-    names = source.tensors
-    if request.tensors is not None and (request.include is not None or request.also):
-        option = "--include" if request.include is not None else "--also"
-        raise SelectionError(f"tensors are asked for by --tensor and by {option}", hint=f"{option} takes names too")
-    tensors = None if request.tensors is None else frozenset(_full_name(name, source) for name in request.tensors)
-    found: dict[str, frozenset[str]] = {}
-    for option in _PATTERN_OPTIONS:
-        patterns: tuple[str, ...] = getattr(request, option) or ()
-        matched: set[str] = set()
-        for pattern in patterns:
-            if not (these := find_names(names, pattern)):
-                raise _unknown(source, pattern, f"--{option.replace('_', '-')} '{pattern}' matches no tensor")
-            matched.update(these)
-        found[option] = frozenset(matched)
-    asked = _Asked(
-        tensors,
-        None if request.include is None else found["include"],
-        found["also"],
-        found["exclude"],
-        found["transpose"],
-        found["no_transpose"],
-        by_name=frozenset((*(tensors or ()), *(request.include or ()), *request.also)),
-    )
-    if both := sorted(asked.transpose & asked.no_transpose):
-        raise SelectionError(f"tensor '{both[0]}' is matched by both --transpose and --no-transpose")
-    return asked
-
-
-def _full_name(name: str, source: Source) -> str:
-    """Let a module's name stand for its weight's, as the other commands do."""
-    if name in source.tensors:
-        return name
-    if f"{name}.weight" in source.tensors:
-        return f"{name}.weight"
-    if name in source.unreadable:
-        raise SelectionError(f"{source.path}: tensor '{name}' cannot be packed: {source.unreadable[name]}")
-    raise _unknown(source, name, f"no tensor '{name}'")
-
-
-def _unknown(source: Source, name: str, what: str) -> UnknownTensorError:
-    if owner := stored_name(source, name):
-        return UnknownTensorError(
-            f"{source.path}: {what}: it is tied to '{owner}', which is stored in its place",
-            hint=f"--also '{owner}' packs the one weight under both names; whatever reads '{owner}' must then "
-            "be able to read packed rows",
-        )
-    matrices = [other for other, tensor in source.tensors.items() if _unfit(tensor) is None]
-    return UnknownTensorError(
-        f"{source.path}: {what}", hint=did_you_mean(name, matrices or source.tensors) or "--dry-run lists the names"
-    )
-
-
-def _skips(source: Source) -> dict[str, str]:
-    """Return the reason for each tensor that the default choice leaves alone: by its name, an alias, or a tie."""
-    found = (re.match(r"(.*?)\.(?:experts\.|shared_expert)", name) for name in source.tensors)
-    with_experts = frozenset(match[1] for match in found if match)
-    skips: dict[str, str] = {}
-    for name in source.tensors:
-        reasons = (_skip_reason(spelling, with_experts) for spelling in (name, *source.aliases_of(name)))
-        if reason := next(filter(None, reasons), None):
-            skips[name] = reason
-    memory = {source.tensors[name].storage: name for name in skips if source.tensors[name].storage is not None}
-    for name, tensor in source.tensors.items():
-        if name not in skips and tensor.storage in memory:
-            owner = memory[tensor.storage]
-            skips[name] = f"tied to {owner} ({skips[owner]})"
-    return skips
-
-
-def _wanted(tensor: SourceTensor, source: Source, asked: _Asked, skips: Mapping[str, str]) -> tuple[bool, str]:
+def _wanted(
+    tensor: SourceTensor, source: Source, asked: Asked, skips: Mapping[str, str], users: Mapping[str, list[str]]
+) -> tuple[bool, str]:
     """Say whether a tensor is to be packed, and why."""
     name = tensor.name
     if name in asked.exclude:
@@ -290,10 +122,10 @@ def _wanted(tensor: SourceTensor, source: Source, asked: _Asked, skips: Mapping[
         return False, skip or ""
     if is_fp8_weight(tensor) and 0 not in tensor.shape and tensor.fp8 is None:
         find_scale(source, tensor)  # says what is wrong: leaving it out in silence would look like success
-    unfit = _unfit(tensor)
-    if unfit and name in asked.by_name:
-        raise SelectionError(f"{source.path}: tensor '{name}' cannot be packed: {unfit}")
-    return not unfit, unfit or reason
+    fault = f"it is a scale of '{users[name][0]}'" if name in users else unfit(tensor)
+    if fault and name in asked.by_name:
+        raise SelectionError(f"{source.path}: tensor '{name}' cannot be packed: {fault}")
+    return not fault, fault or reason
 
 
 def _by_default(tensor: SourceTensor, source: Source, skips: Mapping[str, str]) -> tuple[str | None, str]:
@@ -309,10 +141,10 @@ def _by_default(tensor: SourceTensor, source: Source, skips: Mapping[str, str]) 
         return "linear weight, as the file says", ""
     if name.rpartition(".")[2] in _LINEAR_NAMES:
         return "linear weight by name", ""
-    return None, _unfit(tensor) or "not a linear weight by name"
+    return None, unfit(tensor) or "not a linear weight by name"
 
 
-def _directed(choice: Choice, source: Source, asked: _Asked) -> Choice:
+def _directed(choice: Choice, source: Source, asked: Asked) -> Choice:
     """Say which way round a tensor is packed: the user has the last word, then the file, then its config."""
     name = choice.tensor.name
     if name in asked.transpose:
@@ -342,7 +174,7 @@ def _split(choice: Choice, source: Source) -> list[Choice]:
             hint="--exclude it, or reshape it: is its first dimension really one of experts?",
         )
     reason = f"split from {tensor.name}; {choice.reason}"
-    stack = replace(choice, reason=reason, stack=tensor.name, stack_parts=tensor.shape[0])
+    stack = replace(choice, reason=reason, stack=tensor.name)
     return [replace(stack, tensor=part) for part in split_stack(tensor)]
 
 
@@ -357,40 +189,16 @@ def _used_up(tensor: SourceTensor, source: Source) -> tuple[str, ...]:
     return (tensor.fp8.scale_name, *activation_scales(tensor.name, source.tensors))
 
 
-def _users(source: Source, packed: Collection[str], asked: _Asked) -> dict[str, str]:
-    """Return what is used up, each with the weight that uses it; what a weight that stays fp8 needs is not."""
-    users = {used: name for name in packed for used in _used_up(source.tensors[name], source)}
+def _users(source: Source) -> dict[str, list[str]]:
+    """Return the fp8 weights, mostly one, that each of their scales belongs to."""
+    users: dict[str, list[str]] = {}
     for name, tensor in source.tensors.items():
-        if name not in packed and tensor.fp8 is not None:
-            users.pop(tensor.fp8.scale_name, None)
-    for name, user in users.items():
-        if name in asked.by_name:
-            raise SelectionError(
-                f"{source.path}: tensor '{name}' cannot be packed: it is a scale of '{user}', which is"
-            )
+        for used in _used_up(tensor, source):
+            users.setdefault(used, []).append(name)
     return users
 
 
-def _unfit(tensor: SourceTensor) -> str | None:
-    """Say why a tensor cannot be packed at all, or None."""
-    if len(tensor.shape) not in (2, 3):
-        return f"{len(tensor.shape)}-D, not a matrix (N, K)"
-    if not tensor.is_float and not is_fp8_weight(tensor):
-        return f"dtype {tensor.dtype}, expected one of {', '.join(FLOAT_DTYPES)}"
-    if 0 in tensor.shape:
-        return f"shape {list(tensor.shape)} has no elements"
-    return None
-
-
-def _skip_reason(name: str, with_experts: Collection[str]) -> str | None:
-    lower = name.lower()
-    if _ANY_RULE.match(lower):
-        return next(rule.reason for rule in SKIP_RULES if fnmatchcase(lower, rule.pattern))
-    block, gate, _ = name.rpartition(".gate.weight")
-    return _ROUTER if gate and block in with_experts else None
-
-
-def _check_directions(choices: Sequence[Choice], source: Source, asked: _Asked, request: Request) -> None:
+def _check_directions(choices: Sequence[Choice], source: Source, asked: Asked, request: Request) -> None:
     """Refuse weights that may lie either way while nobody has said which, and directions of what is not packed."""
     packed = {choice.stack or choice.tensor.name for choice in choices if choice.action == "pack"}
     for option, patterns in (("transpose", request.transpose), ("no-transpose", request.no_transpose)):
@@ -433,7 +241,7 @@ def _bias_says(source: Source, tensor: SourceTensor) -> str:
 
 
 def _nothing_to_pack(source: Source, choices: Sequence[Choice]) -> SelectionError:
-    matrices = [c for c in choices if _unfit(c.tensor) is None]
+    matrices = [c for c in choices if unfit(c.tensor) is None]
     if not matrices:
         kinds = ", ".join(f"'{c.tensor.name}' ({c.reason})" for c in choices[:3]) or "no tensors at all"
         beside = f"the file also has {source.left_out[-1]}" if source.unreadable else None
@@ -446,15 +254,17 @@ def _nothing_to_pack(source: Source, choices: Sequence[Choice]) -> SelectionErro
     )
 
 
-def _mark_tied(choices: list[Choice]) -> list[Choice]:
+def _mark_tied(choices: list[Choice], source: Source) -> list[Choice]:
     """Let tensors that are one memory be packed once: the later names become aliases of the first."""
     first: dict[object, str] = {}
     marked: list[Choice] = []
     for choice in choices:
-        if choice.action == "pack" and choice.tensor.storage is not None:
-            key = (choice.tensor.storage, choice.transposed)
-            owner = first.setdefault(key, choice.tensor.name)
-            if owner != choice.tensor.name:
-                choice = Choice(choice.tensor, "pack", f"tied to {owner}", choice.transposed, alias_of=owner)
+        tensor = choice.tensor
+        if choice.action == "pack" and tensor.storage is not None:
+            scale = None if tensor.fp8 is None else source.tensors[tensor.fp8.scale_name]
+            key = (tensor.storage, choice.transposed, scale and (scale.storage or scale.name))
+            owner = first.setdefault(key, tensor.name)
+            if owner != tensor.name:
+                choice = replace(choice, reason=f"tied to {owner}", alias_of=owner)
         marked.append(choice)
     return marked

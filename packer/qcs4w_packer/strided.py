@@ -1,5 +1,6 @@
 """Arrays that lie in a file with strides, read row by row by positioned reads."""
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -42,20 +43,29 @@ class Strided:
             return 0
         return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True))
 
+    @property
+    def is_plain(self) -> bool:
+        """Its bytes stand in C order, as they are to be read."""
+        packed = tuple(prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
+        steps = zip(self.shape, self.strides, packed, strict=True)
+        return not self.flip and not self.swapped and all(size == 1 or a == b for size, a, b in steps)
+
 
 class LastWhole:
     """Holds the last array that had to be read whole, so that several of them never do at once."""
 
     def __init__(self) -> None:
         self._last: tuple[Strided, NDArray[np.generic]] | None = None
+        self._lock = threading.Lock()
 
     def get(self, file: Readable, array: Strided) -> NDArray[np.generic]:
         """Return all elements from the first to the last, in the file's order."""
-        last = self._last
-        if last is None or last[0] != array:
-            self._last = last = None  # before another is read
-            last = self._last = (array, _read(file, array, 0, array.span))
-        return last[1]
+        with self._lock:
+            last = self._last
+            if last is None or last[0] != array:
+                self._last = last = None  # before another is read
+                last = self._last = (array, _read(file, array, 0, array.span))
+            return last[1]
 
     def clear(self) -> None:
         """Let go of it."""
@@ -71,6 +81,9 @@ def strided_fetch(file: Readable, array: Strided, whole: LastWhole) -> Callable[
         whole: shared by the arrays of a source, for those whose rows lie across all of it (transposed ones).
     """
     columns, step = (array.shape[-1], array.strides[-1]) if array.shape else (1, 1)
+    if array.is_plain:
+        row_nbytes = columns * array.itemsize
+        return lambda start, stop: file.read(array.start + start * row_nbytes, (stop - start) * row_nbytes)
     row_span = (columns - 1) * step + 1
     slack = _SLACK_NBYTES // array.itemsize
 

@@ -10,7 +10,7 @@ import torch
 
 from .errors import SourceError, UnsafePickleError
 from .open_files import OpenFiles, PooledFile
-from .safetensors_file import lfs_pointer_fault, name_fault, open_for_reading, stamp_of
+from .safetensors_file import is_unicode, lfs_pointer_fault, name_fault, open_for_reading, stamp_of
 from .strided import LastWhole, Strided, strided_fetch
 from .torch_pickle import Unpickled, unpickle
 from .weights import NAMELESS, Source, SourceTensor
@@ -89,13 +89,16 @@ def _source(path: Path, opened: _Opened, closer: Callable[[], None]) -> Source:
     for key in _STATE_DICT_KEYS:
         inner = content.get(key)
         if isinstance(inner, Mapping) and any(isinstance(value, torch.Tensor) for value in inner.values()):
-            left_out += [f"{other} (beside '{key}')" for other in content if other != key]
+            left_out += [f"{_shown(other)} (beside '{key}')" for other in content if other != key]
             content = inner
             break
     tensors: dict[str, SourceTensor] = {}
     for name, value in content.items():
         if not isinstance(value, torch.Tensor):
-            left_out.append(f"{name} (a {type(value).__name__}, not a tensor)")
+            left_out.append(f"{_shown(name)} (a {type(value).__name__}, not a tensor)")
+            continue
+        if not isinstance(name, str | int):
+            left_out.append(f"{_shown(name)} (a tensor without a name)")
             continue
         tensor = _source_tensor(str(name), value, opened)
         if isinstance(tensor, str):
@@ -107,6 +110,14 @@ def _source(path: Path, opened: _Opened, closer: Callable[[], None]) -> Source:
     if not tensors:
         raise SourceError(f"{path}: holds no tensors", hint="save a state dict: torch.save(model.state_dict(), path)")
     return Source(path, tensors, left_out=tuple(left_out), closer=closer)
+
+
+def _shown(key: object) -> str:
+    """Return a key as people can read it: it may be anything, of any length."""
+    if not isinstance(key, str | int):
+        return f"a {type(key).__name__} as key"
+    text = str(key)[:200]
+    return text if is_unicode(text) else repr(text)
 
 
 def _unpickle(fd: int, path: Path) -> Unpickled:
@@ -176,7 +187,12 @@ def _source_tensor(name: str, tensor: torch.Tensor, opened: _Opened) -> SourceTe
             f"{opened.file.path}: tensor '{name}' {list(shape)} repeats {storage.nbytes:,} bytes up to {nbytes:,}"
         )
     return SourceTensor(
-        name, dtype, shape, strided_fetch(opened.file, array, opened.whole), storage=(opened.file.path, array, dtype)
+        name,
+        dtype,
+        shape,
+        strided_fetch(opened.file, array, opened.whole),
+        storage=(opened.file.path, array, dtype),
+        is_held=not array.is_plain,
     )
 
 

@@ -25,6 +25,7 @@ from .safetensors_file import read_at
 
 _MAGIC, _PROTOCOL = 0x1950A86A20F9469CFC6C, 1001
 _LARGEST_STRING = 1 << 28  # bytes of one string in a pickle
+_IS_FOLDER = 0x10  # among the attributes of a zip entry; torch would give memory that it has not read into
 _LOCAL_HEADER = 30  # bytes of a zip entry before its name
 
 
@@ -191,6 +192,8 @@ def _record(info: zipfile.ZipInfo, fd: int, path: Path) -> tuple[int, int]:
     """Return a record's first byte in the file and its size."""
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
         raise SourceError(f"{path}: record '{info.filename:.100}' is compressed", hint="save it again with torch.save")
+    if info.compress_size != info.file_size or info.external_attr & _IS_FOLDER:
+        raise SourceError(f"{path}: record '{info.filename:.100}' is damaged: it has {info.compress_size:,} bytes")
     header = read_at(fd, path, info.header_offset, _LOCAL_HEADER)
     if header[:4] != b"PK\x03\x04":
         raise SourceError(f"{path}: record '{info.filename:.100}' is not where the zip directory says")

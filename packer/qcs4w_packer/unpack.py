@@ -13,25 +13,11 @@ from .packed_file import PackedFile
 from .packed_sources import open_packed
 from .unpack_beside import Beside, beside_of
 from .unpack_files import files_of_folder, one_file
-from .unpack_job import Job, Progress
+from .unpack_job import Job
 from .unpack_place import Place
-from .unpack_plan import FloatTensor, UnpackRequest, plan_tensors
+from .unpack_plan import UnpackRequest, plan_tensors
+from .unpack_watch import UnpackedTensor, UnpackWatch
 from .weights import SourceTensor
-
-
-@dataclass(frozen=True)
-class UnpackedTensor:
-    """What became, or in a dry run would become, of packed tensors.
-
-    Attributes:
-        tensor: as written.
-        file: name of the weight file that holds it; None in a dry run without an output.
-        rounding: what rounding to its dtype has cost; None in a dry run.
-    """
-
-    tensor: FloatTensor
-    file: str | None
-    rounding: Rounding | None = None
 
 
 @dataclass(frozen=True)
@@ -48,6 +34,7 @@ class UnpackReport:
         left_out: what did not, described for people.
         notes: what a user should know.
         files: names of the weight files.
+        file_nbytes: the size of each.
         output_nbytes: size of the weight files.
         alias_nbytes: how much of it holds tied tensors once more.
         is_dry_run: nothing was written and no weight was read.
@@ -62,6 +49,7 @@ class UnpackReport:
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
     files: tuple[str, ...]
+    file_nbytes: tuple[int, ...]
     output_nbytes: int
     alias_nbytes: int
     is_dry_run: bool
@@ -75,7 +63,7 @@ def unpack_file(
     blob: Blob | None = None,
     force: bool = False,
     dry_run: bool = False,
-    progress: Progress | None = None,
+    watch: UnpackWatch | None = None,
 ) -> UnpackReport:
     """Write packed linears as float weights: code · scale, rounded once in float32, then to the dtype asked for.
 
@@ -87,7 +75,7 @@ def unpack_file(
         blob: what is known of raw bytes.
         force: replace an output that is there.
         dry_run: decide, measure sizes, and write nothing.
-        progress: called as the work proceeds.
+        watch: told as the work proceeds.
 
     Raises:
         LossyError: a value is beyond the range of the dtype.
@@ -97,7 +85,7 @@ def unpack_file(
     request = request or UnpackRequest()
     if output is None and not dry_run:
         raise UsageError("output may be None in a dry run only")
-    path = Path(path)
+    path, watch = Path(path), watch or UnpackWatch()
     with open_packed(path, blob) as file:
         if not file.has_scales:
             raise UsageError(f"{file.path}: the scales are not known, without which codes are no weights")
@@ -114,10 +102,11 @@ def unpack_file(
         costs: dict[str, Rounding] = {}
         place.check(sources, beside, force=force or dry_run)
         if place.output is not None and not dry_run:
+            watch.planned(files)
             with place.open(place.output, files, beside, nbytes, sources, force=force) as write:
                 for each in files:
                     with write(each) as fd:
-                        costs |= Job(file, each, fd, nbytes, progress).run()
+                        costs |= Job(file, each, fd, nbytes, watch).run()
         return UnpackReport(
             source=path,
             output=place.output,
@@ -130,6 +119,7 @@ def unpack_file(
             left_out=(*_left_out(file, left, carried), *beside.left_out),
             notes=(*file.notes, *beside.notes),
             files=tuple(each.name for each in files if each.name),
+            file_nbytes=tuple(each.writer.nbytes for each in files if each.name),
             output_nbytes=nbytes,
             alias_nbytes=sum(len(tensor.aliases) * tensor.nbytes for tensor in tensors),
             is_dry_run=dry_run,

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from .errors import ContainerError, SelectionError, UnknownTensorError
 from .metadata import PackedEntry
-from .name_patterns import find_names
+from .name_patterns import did_you_mean, find_names
 from .narrow import STORAGE
 from .packed_file import PackedFile
 from .safetensors_file import Planned
-from .select import did_you_mean
 
 #: What --dtype calls them; "source" is what the float weight had.
 DTYPES = {"f32": "F32", "f16": "F16", "bf16": "BF16", "source": None}

@@ -43,6 +43,8 @@ class SourceTensor:
         file: the weight file that holds it; None where the source is one file.
         direction: what the file or its config says of a linear weight, "out-in" or "in-out"; None where they do not.
         fp8: how codes of 8-bit floats become floats, where their scales are known.
+        is_held: fetching a row holds the whole tensor in memory, in the place of the last one: threads must not go
+            from one such tensor to another and back.
         fetch_into: (start, stop, room) -> fetches the bytes of these rows into memory of exactly their size; None
             where the format cannot.
     """
@@ -55,6 +57,7 @@ class SourceTensor:
     file: Path | None = None
     direction: Literal["out-in", "in-out"] | None = None
     fp8: Fp8Rows | None = field(default=None, repr=False, compare=False)
+    is_held: bool = field(default=False, repr=False, compare=False)
     fetch_into: Callable[[int, int, memoryview], None] | None = field(default=None, repr=False, compare=False)
 
     @property

@@ -12,25 +12,22 @@ shards are worth anything, since what mends the error changes the others. A fold
 """
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
-import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ._version import __version__
 from .errors import OutputError, Qcs4wError, SourceError
 from .files import cannot_write
 from .journal import read_journal
 from .pack_plan import PackPlan, PlannedShard
-from .safetensors_file import open_for_reading, read_at
+from .work_lock import holder, preparing, sign, take_folder, try_lock
+from .work_statement import read_statement, statement, what_changed
 
-_ENDS_NBYTES = 1 << 16  # of a source file's beginning and end, where formats have their headers and directories
 _LONGEST_NAME = 255 - len("..qcs4w")  # bytes that file systems take
 
 Note = Callable[[str], None]
@@ -65,13 +62,14 @@ class WorkFolder:
         self._note = note
         self._has_earlier = False
         try:
-            self._fd = _locked(self.path, self.output, shared=shared)
+            self._fd = take_folder(self.path, self.output, shared=shared)
             try:
                 self._heal()
-                stated = _statement(plan)
+                stated = statement(plan)
                 self._fingerprints: dict[str, str] = stated["shards"]
                 self.stamps: dict[str, list[Any]] = stated["sources"]
-                self._prepare(stated, restart=restart, shared=shared)
+                with preparing(self.path) if shared else contextlib.nullcontext():
+                    self._prepare(stated, restart=restart, shared=shared)
                 self._has_earlier = any(self.journal(shard).is_file() for shard in plan.shards)
                 self._check_room()
             except BaseException as error:
@@ -79,6 +77,11 @@ class WorkFolder:
                 raise
         except OSError as error:
             raise cannot_write(self.output, error) from None
+
+    @staticmethod
+    def is_begun(output: Path) -> bool:
+        """Tell whether somebody has begun to make an output, on a disk that can be seen from here."""
+        return (work_path(Path(os.path.realpath(output))) / "plan.json").is_file()
 
     def fingerprint(self, shard: PlannedShard) -> str:
         """Return what tells whether a shard begun earlier is the very same."""
@@ -103,11 +106,15 @@ class WorkFolder:
         Raises:
             OutputError: another process works on it.
         """
-        fd = os.open(self.path / f"{shard.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            if not _lock(fd, fcntl.LOCK_EX):
-                raise OutputError(f"{self.output}: shard {shard.name} is being written by {_holder(fd)}")
-            _sign(fd)
+            fd = os.open(self.path / f"{shard.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise cannot_write(self.output, error) from None
+        try:
+            if not try_lock(fd, fcntl.LOCK_EX):
+                raise OutputError(f"{self.output}: shard {shard.name} is being written by {holder(fd)}")
+            with contextlib.suppress(OSError):
+                sign(fd)
             yield
         finally:
             os.close(fd)
@@ -119,7 +126,7 @@ class WorkFolder:
 
     def alone(self) -> bool:
         """Try to become the only one who works here; False while others do."""
-        return _lock(self._fd, fcntl.LOCK_EX)
+        return try_lock(self._fd, fcntl.LOCK_EX)
 
     def close(self) -> None:
         """Let others work here."""
@@ -141,9 +148,11 @@ class WorkFolder:
         if made if again else (self.finished or made or self._has_earlier):
             count = f" ({self.finished:,} of {self.plan.tensor_count:,} tensors)" if self.finished else ""
             said = f"what was finished{count} is kept in {self.path}: the same command goes on from there"
-            if isinstance(error, Qcs4wError):
+            if isinstance(error, Qcs4wError) and str(self.path) not in (
+                error.hint or ""
+            ):  # another process may have said it
                 error.hint = f"{error.hint}; {said}" if error.hint else said
-            else:
+            elif not isinstance(error, Qcs4wError):
                 self._note(said)
             self.close()
         elif self.alone():
@@ -171,13 +180,13 @@ class WorkFolder:
         """Keep those shards of earlier work that are the same now, remove the others, and write down what is made."""
         (self.path / "out").mkdir(exist_ok=True)
         plan_file = self.path / "plan.json"
-        before = _read_statement(plan_file)
+        before = read_statement(plan_file)
         if before == stated and not restart:
             self._prune(set(stated["shards"]))  # a kill at the very end may have left the old output here
             return
         if (before or restart) and shared and not self.alone():
             raise OutputError(
-                f"{self.output}: another run with other options or sources works on it ({_holder(self._fd)})",
+                f"{self.output}: another run with other options or sources works on it ({holder(self._fd)})",
                 hint="wait for it, or give both the same options",
             )
         same = {
@@ -190,16 +199,18 @@ class WorkFolder:
         lost = self._prune(same)
         if lost:
             kept = f" ({len(same)} of {len(stated['shards'])} files are as they were and stay)" if same else ""
-            self._note(f"starting clean: {_what_changed(before, stated, restart=restart)}{kept}")
+            self._note(f"starting clean: {what_changed(before, stated, restart=restart)}{kept}")
         fresh = self.path / f"plan.json.{os.getpid()}"
         fresh.write_text(json.dumps(stated, indent=1))
         fresh.replace(plan_file)
         if shared:
-            _lock(self._fd, fcntl.LOCK_SH)
+            try_lock(self._fd, fcntl.LOCK_SH)
 
     def _prune(self, same: set[str]) -> bool:
         """Remove what is of other work; tell whether something that was finished is lost."""
-        own = {"lock", "out", "old"} | {f"{name}.{kind}" for name in same for kind in ("part", "jsonl", "lock")}
+        own = {"lock", "out", "old"} | {
+            f"{name}.{kind}" for name in same for kind in ("part", "jsonl", "jsonl.new", "lock")
+        }
         lost = False
         for path in self.path.iterdir():
             if path.name not in own and not path.name.startswith("plan.json"):
@@ -220,116 +231,8 @@ def work_path(output: Path) -> Path:
     return output.parent / f".{name}.qcs4w"
 
 
-def stamps(plan: PackPlan) -> dict[str, list[Any]]:
-    """Return size, time and a digest of both ends of every source file: they tell whether it is still the same.
-
-    Raises:
-        SourceError: one cannot be read.
-    """
-    found: dict[str, list[Any]] = {}
-    for path in plan.source_files:
-        fd = open_for_reading(path)
-        try:
-            about = os.fstat(fd)
-            ends = read_at(fd, path, 0, min(_ENDS_NBYTES, about.st_size))
-            ends += read_at(fd, path, max(0, about.st_size - _ENDS_NBYTES), min(_ENDS_NBYTES, about.st_size))
-            found[str(path.resolve())] = [about.st_size, about.st_mtime_ns, hashlib.sha256(ends).hexdigest()]
-        finally:
-            os.close(fd)
-    return found
-
-
-def _statement(plan: PackPlan) -> dict[str, Any]:
-    """Return what plan.json says; equal statements make equal bytes."""
-    sources = stamps(plan)
-    config = json.dumps(plan.source.config, sort_keys=True, default=str)
-    common = json.dumps([__version__, sources, config], sort_keys=True)
-    shards = {
-        shard.name: hashlib.sha256((common + shard.writer().header_text()).encode()).hexdigest()
-        for shard in plan.shards
-    }
-    document = {"tool": f"qcs4w {__version__}", "sources": sources, "options": dict(plan.options), "shards": shards}
-    said: dict[str, Any] = json.loads(json.dumps(document))  # as it will be read again: tuples become lists
-    return said
-
-
-def _read_statement(path: Path) -> dict[str, Any] | None:
-    try:
-        said = json.loads(path.read_text())
-        return said if isinstance(said, dict) and isinstance(said.get("shards"), dict) else None
-    except (OSError, ValueError):
-        return None
-
-
-def _what_changed(before: dict[str, Any] | None, now: dict[str, Any], *, restart: bool) -> str:
-    if restart:
-        return "asked for"
-    if before is None:
-        return "what was begun is of other work"
-    if before.get("tool") != now["tool"]:
-        return f"it was begun by {before.get('tool')}, this is {now['tool']}"
-    if before.get("sources") != now["sources"]:
-        old = before.get("sources")
-        old = old if isinstance(old, dict) else {}
-        changed = [name for name, stamp in now["sources"].items() if old.get(name) != stamp]
-        names = changed or sorted(set(old) - set(now["sources"])) or ["the source"]
-        return f"{names[0]} has changed" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
-    return "the options have changed"
-
-
 def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _locked(folder: Path, output: Path, *, shared: bool) -> int:
-    """Return a descriptor that holds the folder's lock, made if need be."""
-    while True:
-        folder.mkdir(exist_ok=True)
-        try:
-            fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except FileNotFoundError:  # another run has just finished and removed the folder
-            continue
-        try:
-            if not _lock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
-                raise OutputError(
-                    f"{output}: is being written by another run ({_holder(fd)})",
-                    hint="wait for it to end, or write elsewhere with -o",
-                )
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), os.stat(folder / "lock")):
-                    _sign(fd)
-                    return fd
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)  # the lock of a folder that is no longer there
-
-
-def _lock(fd: int, kind: int) -> bool:
-    """Take a lock, or return False where another has it.
-
-    Raises:
-        OSError: the file system cannot lock.
-    """
-    try:
-        fcntl.flock(fd, kind | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        raise
-    return True
-
-
-def _sign(fd: int) -> None:
-    """Write down who holds a lock."""
-    text = f"process {os.getpid()} on {socket.gethostname()}\n".encode()
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, text, 0)
-
-
-def _holder(fd: int) -> str:
-    text = os.pread(fd, 200, 0).decode("utf-8", "replace").strip()
-    return text if text.isprintable() and text else "unknown process"
