@@ -5,14 +5,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from cases import open_gpu
 from command_line import CommandLine, process
 from test_cli_run import flip
 from test_cli_verify import swap_nibbles
 
+from qcs4w_cli.verify_batch import Batch
+from qcs4w_cli.verify_requests import Request, Thresholds
+from qcs4w_cli.verify_work import Device, Setting, Work
+from qcs4w_gpu import Kernel, Verdict
 from qcs4w_packer import pack_weight, save_container
 
 pytestmark = pytest.mark.gpu
@@ -110,6 +115,40 @@ def test_a_manifest_may_begin_as_some_editors_write_it(packed_file: Path, tmp_pa
     line = b'{"file": "packed.safetensors", "seed": 18446744073709551615}\r\n'
     (tmp_path / "m.jsonl").write_bytes(b"\xef\xbb\xbf" + line + line)
     assert qcs4w("verify", "--manifest", tmp_path / "m.jsonl", "--json").document["summary"]["pass"] == 4
+
+
+def test_a_line_may_name_a_folder(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """A folder in a manifest stands for the packed files in it, as it does as an argument; one without any is named."""
+    for name in ("some/a", "some/b"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.safetensors").write_bytes(packed_file.read_bytes())
+    (tmp_path / "none").mkdir()
+    manifest = manifest_of(tmp_path / "m.jsonl", {"file": "some", "rows": 2}, {"file": "none"})
+    document = qcs4w("verify", "--manifest", manifest, "--json").document
+    assert document["summary"] == {"pass": 4, "fail": 0, "error": 1}
+    assert {(result["line"], result.get("rows")) for result in document["results"]} == {(1, 2), (2, None)}
+    assert "there is no packed file in this folder" in document["results"][-1]["error"]["message"]
+
+
+def test_a_fault_of_ours_costs_one_tensor(packed_file: Path) -> None:
+    """An error that nobody foresaw, before or after a tensor is judged, is that tensor's, and the rest goes on."""
+
+    def stumble(work: Work, verdict: Verdict) -> None:
+        raise ZeroDivisionError(work.entry.name)
+
+    device = Device(open_gpu)
+    wrong = Setting(device, kernel=cast(Kernel, object()))  # has none of a kernel's attributes
+    requests = [Request(packed_file, ("layers.0.fc",)), Request(packed_file)]
+    seen = [outcome.result["error"] for outcome in Batch(wrong).results(requests)]
+    assert [error["code"] for error in seen] == ["internal"] * 3
+    assert all(error["message"].startswith("internal error: AttributeError: ") for error in seen)
+    assert all("please report it" in error["hint"] for error in seen)
+
+    strict = Request(packed_file, source=packed_file.parent / "model.safetensors", thresholds=Thresholds(0.0))
+    results = [outcome.result for outcome in Batch(Setting(device), on_failure=stumble).results([strict, *requests])]
+    device.close()
+    assert [result["status"] for result in results] == ["error"] * 2 + ["pass"] * 3
+    assert results[0]["error"]["message"] == "internal error: ZeroDivisionError: layers.0.fc.weight"
 
 
 def test_a_kernel_is_not_passed_over_in_silence(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
@@ -295,7 +334,7 @@ def test_bad_thresholds(packed_file: Path, checkpoint: Path, qcs4w: CommandLine)
     """A threshold without a source, or one that is no number, is refused."""
     assert "needs --source" in qcs4w.refused("verify", packed_file, "--max-quant-error", "0.1")
     for text in ("a", "-1", "nan", "=0.1", "*=inf"):
-        assert "neither X nor GLOB=X" in qcs4w.refused(
+        assert "neither X nor PATTERN=X" in qcs4w.refused(
             "verify", packed_file, "--source", checkpoint, "--max-quant-error", text
         )
 

@@ -79,6 +79,11 @@ def test_too_small_a_grid_is_told_as_such(packed: Path, tmp_path: Path, qcs4w: C
         (["--grid", "1", "--define", "WORKGROUP=-1"], "'-1' is no value of WORKGROUP: u32"),
         (["--grid", "1", "--define", "WORKGROUP=many"], "'many' is no value of WORKGROUP"),
         (["--grid", "1", "--define", "WORKGROUP"], "is not NAME=VALUE"),
+        (
+            ["--grid", "1", "--define", "WORKGROUP=8", "--define", "WORKGROUP=9"],
+            "--define says WORKGROUP more than once",
+        ),
+        (["--grid", "ceil(M / TILE)"], "whole numbers, M, N, K, K_packed, WORKGROUP"),
         (["--grid", "1", "--define", "WORKGROUP=4096"], "max-compute-invocations-per-workgroup"),
         (["--grid", "1", "--workgroup", "N"], "cannot evaluate 'N'"),
         (["--grid", "1", "--workgroup", "0"], "'0' is not one to three numbers from 1"),
@@ -147,7 +152,7 @@ def test_a_right_kernel_passes_the_sweep(qcs4w: CommandLine) -> None:
     """The sweep needs no file: its weights are made and packed on the way; what passes is counted."""
     result = qcs4w("verify", "--sweep", "--kernel", MINE)
     assert result.code == 0
-    assert result.out.strip() == "71 tensors: 71 passed, 0 failed, 0 could not be checked"
+    assert result.out.strip() == "71 shapes: 71 passed, 0 failed, 0 could not be checked"
 
 
 @pytest.mark.parametrize(
@@ -161,6 +166,7 @@ def test_a_right_kernel_passes_the_sweep(qcs4w: CommandLine) -> None:
 def test_the_sweep_ends_at_the_first_shape_that_fails(kernel: str, shape: str, words: str, qcs4w: CommandLine) -> None:
     """The smallest shape that fails is named, with what is wrong there."""
     result = qcs4w("verify", "--sweep", "--kernel", KERNELS / f"{kernel}.wgsl")
+    assert "quantization error" not in result.out
     assert result.code == 1
     assert result.out.startswith(f"FAIL  {shape}")
     assert words in result.out
@@ -202,7 +208,7 @@ def test_a_sweep_and_files_are_one_answer(packed: Path, qcs4w: CommandLine) -> N
     """With a file the sweep comes first, and the file after it."""
     result = qcs4w("verify", packed, "--sweep", "--kernel", MINE)
     assert result.code == 0
-    assert "72 tensors: 72 passed" in result.out
+    assert "71 shapes, 1 tensor: 72 passed" in result.out
 
 
 ENDLESS = """//! grid = 65535 * 64
@@ -229,7 +235,61 @@ def test_an_endless_kernel_is_an_error(packed: Path, tmp_path: Path) -> None:
     assert result.code == 2
     assert "kernel 'endless' (M 4, N 37, K 21, K_packed 11) has not ended within 1.5 s on " in result.err
     assert "--timeout SECONDS waits longer" in result.err
-    assert process(*arguments, "--json").document["error"]["code"] == "timeout"
+    assert process(*arguments, "--json").document["results"][0]["error"]["code"] == "timeout"
+
+
+def endless_at(name: str, value: int) -> str:
+    """Return a kernel that is right, but takes days where one of its Params has a value.
+
+    It is the grid that grows: software drivers end a loop after some thousand rounds.
+    """
+    more = f" + 4000000 * max(0, 1 - max({name} - {value}, {value} - {name}))"
+    loop = "for (var k = 0u; k < 60000u; k += 1u) { sum += x[k % params.K] * scales[0]; }"
+    return edited(
+        MINE.read_text(),
+        (GRID, GRID.rstrip() + more + "\n"),
+        ("  if (index >= params.M * params.N) { return; }\n", ""),
+        (
+            "  var sum = 0.0;\n",
+            "  var sum = 0.0;\n  if (index >= params.M * params.N) {\n"
+            f"    if (params.{name} == {value}u) {{ {loop} y[0] = sum; }}\n    return;\n  }}\n",
+        ),
+    )
+
+
+def test_what_was_judged_before_a_timeout_is_kept(tmp_path: Path) -> None:
+    """The verdicts before an endless dispatch stand in the document and in every report, and the rest is named."""
+    draw = np.random.default_rng(0)
+    sizes = {"a": 37, "b": 38, "c": 39}
+    weights = {name: pack_weight(draw.standard_normal((size, 21), np.float32)) for name, size in sizes.items()}
+    save_container(tmp_path / "p.safetensors", weights)
+    (tmp_path / "mine.wgsl").write_text(endless_at("N", 38))
+    reports = {kind: tmp_path / f"r.{kind}" for kind in ("junit", "csv", "markdown", "html", "jsonl")}
+    options = [part for kind, path in reports.items() for part in (f"--{kind}", path)]
+    kernel = ("--kernel", tmp_path / "mine.wgsl", "--timeout", "4")
+    done = process("verify", tmp_path / "p.safetensors", *kernel, *options, "--json")
+    assert done.code == 2
+    seen = [(r["tensor"], r.get("error", {}).get("code", r["status"])) for r in done.document["results"]]
+    assert seen == [("a", "pass"), ("b", "timeout"), ("c", "not_reached")]
+    assert done.document["summary"] == {"pass": 1, "fail": 0, "error": 2}
+    assert done.document["stopped"]
+    for path in reports.values():
+        text = path.read_text()
+        assert "has not ended within 4 s" in text
+        assert "not reached: a dispatch before it did not end" in text
+    assert len(reports["jsonl"].read_text().splitlines()) == 4
+
+
+def test_a_sweep_that_does_not_end_names_its_shape(packed: Path, tmp_path: Path) -> None:
+    """Shapes before the one that does not end have passed; files after it were not reached."""
+    (tmp_path / "mine.wgsl").write_text(endless_at("K", 3))
+    options = ("--kernel", tmp_path / "mine.wgsl", "--timeout", "4", "--json")
+    results = process("verify", packed, "--sweep", *options).document["results"]
+    assert len(results) > 2
+    assert [result["status"] for result in results[:-2]] == ["pass"] * (len(results) - 2)
+    assert (results[-2]["file"], results[-2]["error"]["code"]) == ("sweep", "timeout")
+    assert results[-2]["tensor"].endswith("K 3")
+    assert results[-1]["error"]["code"] == "not_reached"
 
 
 def wait_for(words: str, log: Path, seconds: float = 60) -> str:

@@ -245,6 +245,15 @@ def test_grids_are_evaluated(expression: str, expected: int) -> None:
     assert kernel.workgroups({"M": 5, "N": 12, "K": 7, "K_packed": 13}) == expected
 
 
+def test_a_grid_that_makes_no_sense_is_one_error(recwarn: pytest.WarningsRecorder) -> None:
+    """What Python itself would warn of is one error, and nothing beside it."""
+    for expression in ("1if M", "1or M", r"'\d'"):
+        kernel = parse_kernel("k", edited(SMALL, ("ceil(M * N / WORKGROUP)", expression)))
+        with pytest.raises(KernelError, match="cannot evaluate"):
+            kernel.workgroups({"M": 1, "N": 1, "K": 1, "K_packed": 1})
+    assert not recwarn.list
+
+
 def test_kernel_files_are_read(tmp_path: Path) -> None:
     """A kernel is named after its file; a file that cannot be read is a KernelError."""
     path = tmp_path / "mine.wgsl"

@@ -177,8 +177,6 @@ def report_error(error: Exception, argv: Sequence[str], exit_code: int) -> None:
         print_error(message, hint)
     if any(flag == "--verbose" or re.fullmatch("-[a-z]*v[a-z]*", flag) for flag in flags):
         print_traceback(error)
-    elif code == "internal":
-        write("Hint: this is a fault of qcs4w; -v shows where it happened", sys.stderr)
 
 
 def print_traceback(error: Exception) -> None:
@@ -207,4 +205,5 @@ def describe_error(error: Exception) -> tuple[str, str | None, str]:
         return error.format_message(), hint, "usage"
     if isinstance(error, MemoryError):
         return "not enough memory", "use fewer rows, or pack fewer tensors at a time", "memory"
-    return f"internal error: {type(error).__name__}: {error}", None, "internal"
+    hint = "this is a fault of qcs4w: please report it; -v shows where it happened"
+    return f"internal error: {type(error).__name__}: {error}", hint, "internal"

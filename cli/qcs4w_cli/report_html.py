@@ -8,8 +8,9 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from .report import clean, clean_line, plural, verdict_lines
+from .report import clean, clean_line, plural
 from .report_tables import finding, flat, names_of, share
+from .report_verdict import counted, verdict_lines
 
 if TYPE_CHECKING:
     from qcs4w_gpu.picture import Picture
@@ -42,7 +43,7 @@ def html_text(
     page = Template(files(__package__).joinpath("report_page.html").read_text(encoding="utf-8"))
     return page.substitute(
         title=_text(title),
-        counts=f"{plural(len(results), 'tensor')}: {shown}",
+        counts=f"{counted(results)}: {shown}",
         facts="".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items()),
         heads="".join(
             f'<th scope="col"{" class=number" * (head in _NUMBERS)}><button type="button">{head}</button></th>'

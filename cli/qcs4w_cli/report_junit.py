@@ -9,8 +9,9 @@ from itertools import groupby
 from typing import Any
 from xml.etree import ElementTree
 
-from .report import clean, verdict_lines
+from .report import clean
 from .report_tables import finding, names_of
+from .report_verdict import verdict_lines
 
 Result = dict[str, Any]
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .report import clean_line, plural
+from .report_verdict import all_zero, counted
 
 Result = dict[str, Any]
 
@@ -81,7 +82,7 @@ def markdown_text(results: Sequence[Result], heading: str) -> str:
     lines = [
         f"### {_escaped(heading)}",
         "",
-        f"{plural(len(results), 'tensor')}: **{counts['pass']:,} passed, {counts['fail']:,} failed, "
+        f"{counted(results)}: **{counts['pass']:,} passed, {counts['fail']:,} failed, "
         f"{counts['error']:,} could not be checked**",
     ]
     order = sorted(zip(results, names_of(results), strict=True), key=lambda each: _WORST_FIRST.index(each[0]["status"]))
@@ -112,6 +113,8 @@ def finding(result: Result) -> str:
     for name, probe in (("exact", exact), ("bounded", bounded)):
         if probe is not None and probe["failures"]:
             texts.append(f"{name}: {probe['failures']:,} of {probe['elements']:,} elements wrong, {probe['pattern']}")
+        if probe is not None and (zeros := all_zero(probe)):
+            texts.append(f"{name}: {zeros}")
         if probe is not None and probe["nan_count"]:
             texts.append(f"{name}: {probe['nan_count']:,} NaN")
         if probe is not None and probe["unwritten"]:

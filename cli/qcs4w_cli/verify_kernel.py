@@ -1,30 +1,22 @@
-"""verify: the options of a kernel that somebody is writing, its sweep of shapes, its watchdog, and --watch."""
+"""verify: the options of a kernel that somebody is writing, its watchdog, and --watch."""
 
 import functools
 import math
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .console import Console, describe_error, print_error, write
-from .interrupts import end_process
-from .main import EXIT_ERROR, EXIT_INTERRUPTED
+from .console import Console, print_error
+from .main import EXIT_INTERRUPTED
 from .options import Decorator
-from .report import error_document, to_json, verdict_document
 
 if TYPE_CHECKING:
-    from qcs4w_gpu import Gpu, Kernel
-    from qcs4w_gpu.reproduce import Reproducer
-    from qcs4w_gpu.sweep import Shape
-
-    from .verify_batch import Shard
-
-    OnShape = Callable[[Shape, int, Callable[[], Reproducer | None]], None]
+    from qcs4w_gpu import Gpu, Kernel, KernelTimeoutError
 
 _PATIENCE_S = 10.0
 _POLL_S = 0.2
@@ -96,8 +88,14 @@ class KernelRequest:
             raise KernelError(f"no kernel '{self.name}'", hint=hint)
         return shipped_kernel(self.name)
 
-    def watched(self, gpu: "Gpu", console: Console) -> "Gpu":
-        """Return a device whose watchdog ends the process: nothing else ends a wait in the driver."""
+    def watched(self, gpu: "Gpu", give_up: "Callable[[KernelTimeoutError], None]") -> "Gpu":
+        """Return a device with a watchdog.
+
+        Args:
+            gpu: the device.
+            give_up: called in a thread of its own when a dispatch takes too long; nothing but the end of the process
+                ends the wait in the driver.
+        """
         from qcs4w_gpu import KernelTimeoutError, Watchdog
 
         seconds = self.timeout if self.timeout is not None else _PATIENCE_S if self.file else None
@@ -105,56 +103,15 @@ class KernelRequest:
             return gpu
 
         def bark(what: str) -> None:
-            message, hint, code = describe_error(
+            give_up(
                 KernelTimeoutError(
                     f"{what} has not ended within {seconds:g} s on {gpu.adapter}; the rest was not looked at",
                     hint="is there a loop that does not end? --timeout SECONDS waits longer",
                 )
             )
-            if console.as_json:
-                write(to_json(console.command, error_document(code, message, hint), EXIT_ERROR), sys.stdout)
-            else:
-                print_error(message, hint)
-            end_process(EXIT_ERROR)
 
         gpu.watchdog = Watchdog(seconds, bark)
         return gpu
-
-    def sweep_results(
-        self,
-        gpu: "Gpu",
-        kernel: "Kernel | None",
-        seed: int,
-        shard: "Shard",
-        on_failure: "OnShape | None" = None,
-    ) -> Iterator[dict[str, Any]]:
-        """Yield the JSON form of a result for each shape of a shard, the smallest first, up to the first failure.
-
-        Args:
-            gpu: where to run.
-            kernel: to judge; by default what the plan chooses.
-            seed: of all random numbers.
-            shard: the part of the shapes to take.
-            on_failure: called with a shape that fails, the seed, and what looks for the smallest input that does so.
-        """
-        from qcs4w_gpu.sweep import reproduce_shape, sweep, sweep_shapes
-        from qcs4w_packer import Qcs4wError
-
-        shapes = [shape for position, shape in enumerate(sweep_shapes()) if shard.holds(position)]
-        judged = sweep(gpu, kernel, shapes=shapes, seed=seed)
-        for shape in shapes:
-            place = {"file": "sweep", "tensor": str(shape)}
-            try:
-                verdict = next(judged)[1]
-            except Qcs4wError as error:
-                message, hint, code = describe_error(error)
-                yield {**place, "status": "error", **error_document(code, message, hint)}
-                return
-            yield {**place, **verdict_document(shape, verdict)}
-            if verdict.status != "pass":
-                if on_failure is not None:
-                    on_failure(shape, seed, functools.partial(reproduce_shape, gpu, kernel, shape, verdict, seed=seed))
-                return
 
 
 def kernel_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -198,7 +155,10 @@ def kernel_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def with_kernel(**given: Any) -> Any:
         said = {name: given.pop(name) for name in _NAMES}
-        return function(**given, kernel=KernelRequest(said.pop("kernel"), **{**said, "defines": dict(said["defines"])}))
+        defines = dict(said["defines"])
+        if twice := [name for name, count in Counter(name for name, _ in said["defines"]).items() if count > 1]:
+            raise click.UsageError(f"--define says {twice[0]} more than once")
+        return function(**given, kernel=KernelRequest(said.pop("kernel"), **{**said, "defines": defines}))
 
     decorated: Callable[..., Any] = with_kernel
     for option in reversed(options):

@@ -92,7 +92,6 @@ class Unusable:
 
 def requests_of(paths: list[Path], template: Request) -> Iterator[Request | Unusable]:
     """Yield a request for each packed file that the arguments mean; what one of them lacks does not stop the others."""
-    from qcs4w_packer import Qcs4wError
     from qcs4w_packer.errors import ContainerError
 
     for path in paths:
@@ -104,16 +103,23 @@ def requests_of(paths: list[Path], template: Request) -> Iterator[Request | Unus
         if not found:
             yield Unusable(path, ContainerError(f"{path}: matches no file"))
         for each in found:
-            try:
-                yield from [replace(template, file=file) for file in _files_of(each)]
-            except Qcs4wError as error:
-                yield Unusable(each, error)
-            except OSError as error:
-                yield Unusable(each, _unreadable(each, error))
+            yield from _each_file(replace(template, file=each))
 
 
 def _matches(pattern: Path) -> list[Path]:
     return [Path(found) for found in sorted(glob.glob(str(pattern), recursive=True))]
+
+
+def _each_file(request: Request) -> Iterator[Request | Unusable]:
+    """Yield a request for each packed file that the file of one means."""
+    from qcs4w_packer import Qcs4wError
+
+    try:
+        yield from [replace(request, file=file) for file in _files_of(request.file)]
+    except Qcs4wError as error:
+        yield Unusable(request.file, error, request.line)
+    except OSError as error:
+        yield Unusable(request.file, _unreadable(request.file, error), request.line)
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -171,10 +177,12 @@ def read_manifest(file: IO[bytes], manifest: Path, template: Request) -> Iterato
             line = data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data
             if line.strip():
                 try:
-                    yield _request(line, folder, replace(template, line=number))
+                    request = _request(line, folder, replace(template, line=number))
                 except UsageError as error:
                     text = f"{manifest}: line {number}: {error}"
                     yield Unusable(manifest, UsageError(text, hint=error.hint), number)
+                else:
+                    yield from _each_file(request)
             while len(data) > _LONGEST_LINE and not data.endswith(b"\n"):  # the rest of a line that is too long
                 data = file.readline(_LONGEST_LINE + 1)
     except OSError as error:

@@ -15,6 +15,7 @@ from .errors import (
     LimitError,
     MissingEngineError,
     NoAdapterError,
+    NotReachedError,
 )
 from .foreign import judge_output
 from .judge import Comparison, compare, oracle, reference
@@ -42,6 +43,7 @@ __all__ = [
     "Linear",
     "MissingEngineError",
     "NoAdapterError",
+    "NotReachedError",
     "Plan",
     "Run",
     "SourceCheck",

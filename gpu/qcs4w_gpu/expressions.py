@@ -3,6 +3,7 @@
 import ast
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from fractions import Fraction
 
@@ -75,7 +76,10 @@ def evaluate(expression: str, names: Mapping[str, int], where: str) -> int:
     if len(text) > _LONGEST_EXPRESSION:
         raise KernelError(f"{where}: an expression has {len(text)} characters, expected {_LONGEST_EXPRESSION} at most")
     try:
-        result = math.floor(value(ast.parse(text, mode="eval").body))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python would say more of "1if M" than the error does
+            tree = ast.parse(text, mode="eval")
+        result = math.floor(value(tree.body))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise KernelError(f"{where}: cannot evaluate '{expression}': {error}", hint=_grammar(names)) from None
     if abs(result) > _LARGEST_VALUE:

@@ -102,6 +102,7 @@ class Comparison:
         unwritten_pattern: where they are, in words; None where everything was written.
         guards_intact: nothing was written behind y.
         nan_count: elements that are NaN.
+        wrong_zeros: elements with a failure that are 0.
     """
 
     elements: int
@@ -116,6 +117,7 @@ class Comparison:
     unwritten_pattern: str | None = None
     guards_intact: bool = True
     nan_count: int = 0
+    wrong_zeros: int = 0
 
     @property
     def is_match(self) -> bool:
@@ -299,6 +301,7 @@ def compare(
         unwritten=0 if unwritten is None else int(unwritten.sum()),
         guards_intact=guards_intact,
         nan_count=int(np.isnan(y).sum()),
+        wrong_zeros=int((wrong & (y == 0)).sum()),
     )
 
 

@@ -3,6 +3,11 @@
 Tile sizes, workgroup sizes and bindings stand in the WGSL only; the host reads them from there. Comments that begin
 with `//!` are for the host: `grid` is the number of workgroups as an expression of M, N, K, K_packed and the file's
 constants; `row_align` is what K_packed must be a multiple of.
+
+A kernel bounds its stores by M · N, not by arrayLength(&y): y's binding has guard words behind it. A binding of exactly
+M · N words would let a kernel pass that stores past y, since checked WGSL drops such stores, or moves them to a place
+within; a runtime that binds a larger buffer, or does not check, would have its data overwritten. So the guard stays in
+the binding, and a kernel that trusts arrayLength(&y) fails.
 """
 
 import os
