@@ -46,7 +46,8 @@ def damped_diagonal(hessian: NDArray[np.floating], rows: int) -> NDArray[np.floa
     """Return the diagonal of H damped for its rows, float64, shape (K,); zeros where H is zero."""
     diagonal: NDArray[np.float64] = np.diagonal(hessian).astype(np.float64)
     damping = damping_for(len(diagonal), rows)
-    return diagonal + np.float64(damping) * diagonal.mean()
+    diagonal += damping * float(diagonal.mean())
+    return diagonal
 
 
 def factor(hessian: NDArray[np.floating], rows: int, *, device: str = "cpu") -> Factored | None:
