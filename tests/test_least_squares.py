@@ -142,7 +142,7 @@ def test_blocks_and_neighbours_change_nothing(columns: int, rng: np.random.Gener
     whole = least_squares_scales(weight, h)
     some = [0, 1, 2, 13, rows // 2, rows - 2, rows - 1]
     alone = np.concatenate([least_squares_scales(weight[i : i + 1], h) for i in some])
-    np.testing.assert_allclose(whole[some], alone, rtol=2**-23)
+    np.testing.assert_array_equal(whole[some], alone)
     np.testing.assert_allclose(least_squares_scales(weight, 1e-200 * h), whole, rtol=2**-23)
 
 

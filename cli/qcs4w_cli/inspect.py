@@ -200,6 +200,7 @@ def _tensor_document(container: "PackedFile", entry: "PackedEntry", wrong: list[
         "in_features": entry.in_features,
         "source_dtype": entry.source_dtype,
         "method": entry.method,
+        "calibration": entry.calibration and entry.calibration.to_json(),
         "transposed": entry.transposed,
         "aliases": list(entry.aliases),
         "packed_nbytes": entry.packed_nbytes,

@@ -11,6 +11,7 @@ from .console import Console
 from .main import COMMANDS
 from .options import PATH, PartType, SizeType, common_options, force_option, free_disk
 from .report import clean_line
+from .report_calibration import calibration_line, calibration_table
 from .report_groups import told
 from .report_pack import carried_table, pack_document, pack_summary, pack_tables, pack_warnings, packed_line
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     from qcs4w_packer.parts import Part
 
     from .progress import TensorProgress
+
+#: Stated here so that --help need not load the packer; a test holds them against its own.
+METHODS = ("absmax", "mse", "hmse", "gptq")
 
 
 @click.command("pack", short_help=COMMANDS["pack"])
@@ -58,6 +62,24 @@ if TYPE_CHECKING:
     flag_value="local",
     help="Make the files on a Ray cluster (--ray=auto, --ray=HOST:PORT); alone, on one of this machine's own.",
 )
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    help="How codes and scales are chosen.  [default: gptq with --calibration, else absmax]",
+)
+@click.option(
+    "--calibration", type=PATH, metavar="FILE", help="Inputs of the linears by name, or XᵀX of them: see below."
+)
+@click.option(
+    "--seed",
+    type=click.IntRange(0, 2**32 - 1),
+    default=0,
+    show_default=True,
+    help="Chooses the inputs that are kept apart to measure by.",
+)
+@click.option(
+    "--device", type=click.Choice(("cpu", "cuda")), default="cpu", show_default=True, help="Where gptq computes."
+)
 @click.option("--restart", is_flag=True, help="Begin anew, whatever a broken run has finished.")
 @click.option(
     "-n", "--dry-run", is_flag=True, help="Show what would be packed and skipped, and why; reads no weight data."
@@ -77,6 +99,10 @@ def command(
     max_shard_size: int | None,
     part: "Part | None",
     ray: str | None,
+    method: str | None,
+    calibration: Path | None,
+    seed: int,
+    device: str,
     restart: bool,
     dry_run: bool,
     force: bool,
@@ -84,7 +110,7 @@ def command(
     quiet: bool,
     verbose: bool,
 ) -> int:
-    """Quantize and pack the linear weights of a file or checkpoint, byte for byte as ExecuTorch does.
+    """Quantize and pack the linear weights of a file or checkpoint, by default byte for byte as ExecuTorch does.
 
     SOURCE is a .safetensors, .npy, .npz, .pt, .pth, .bin, .gguf or .onnx file, or the folder of a checkpoint: its
     shards are packed one by one into a new folder, with a new index, config and tokenizer files.
@@ -97,6 +123,13 @@ def command(
     A PATTERN is a name, a glob ('*.mlp.*'), or re: and a regular expression; it has to fit the whole name. Options
     that take one may be given again.
 
+    Methods, all in the same format at the same size: absmax is ExecuTorch's; mse has the least squared error of the
+    weights, hmse the same weighted by the mean square of each column's inputs, gptq the least squared error of the
+    outputs. hmse and gptq need --calibration: a .safetensors or .npz file with the inputs of each linear under its
+    name (floats [..., K], best 16·K rows or more), or NAME.hessian [K, K] = XᵀX with NAME.hessian_rows, or for hmse
+    NAME.mean_square [K]. An eighth of the rows is kept apart, and the error of the outputs on them is told against
+    absmax's. Tensors that the file does not name are packed by absmax.
+
     A run that was broken off (Ctrl-C, a kill, a full disk) goes on when the same command is given again. Where the
     output has many files, --shard and --ray spread them over machines that share a disk.
 
@@ -105,17 +138,20 @@ def command(
       qcs4w pack model.safetensors --dry-run
       qcs4w pack model.safetensors -o packed.safetensors
       qcs4w pack model.safetensors -o packed.safetensors --exclude 'pooler.*' --force
+      qcs4w pack model.safetensors -o small-error.safetensors --method mse
+      qcs4w pack model.safetensors -o gptq.safetensors --calibration activations.npz
       qcs4w pack model.safetensors --dry-run --also 're:embeddings[.](word|position)_.*'
       qcs4w pack checkpoint -o packed_checkpoint
       qcs4w pack checkpoint -o packed_checkpoint --force --max-shard-size 5GB --also '*lm_head*'
       qcs4w pack checkpoint -o packed_checkpoint --force --shard 1/2
     """  # noqa: D301
-    from qcs4w_packer import Request, UsageError, pack_file
+    from qcs4w_packer import Recipe, Request, UsageError, pack_file
 
     if ray is not None and part is not None:
         raise UsageError("--ray and --shard are two ways to share the work", hint="Ray deals the files out by itself")
     console = Console("pack", as_json, quiet)
     _check_name(source, output, makes_folder=max_shard_size is not None or source.is_dir(), dry_run=dry_run)
+    recipe = Recipe(method, calibration, seed, device)
     began = time.monotonic()
     with console.tensor_progress("packing", wanted=not dry_run) as progress:
         report = pack_file(
@@ -125,6 +161,7 @@ def command(
             packed_only=packed_only,
             max_shard_size=max_shard_size,
             restart=restart,
+            recipe=recipe,
             force=force,
             dry_run=dry_run,
             part=part,
@@ -136,10 +173,15 @@ def command(
     for table in pack_tables(report, verbose=verbose):
         console.answer(table)
         console.answer("")
+    if calibration is not None:
+        console.answer(calibration_table(report, verbose=verbose))
+        console.answer("")
     if (report.carried or report.dropped) and (dry_run or verbose):
         console.answer(carried_table(report, verbose=verbose))
         console.answer("")
     _tell(console, report, free_nbytes, verbose=verbose)
+    if calibration is not None:
+        console.answer(calibration_line(report, seed))
     for line in pack_summary(report, seconds, progress.done):
         console.answer(clean_line(line))
     console.document(pack_document(report, seconds, free_nbytes), 0)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from .progress import name_to_log
 from .report import Table, duration, plural, quantization_document, quoted, refused_note, size
+from .report_calibration import calibration_warnings
 from .report_groups import MOST_ROWS, grouped, numbers, pattern, shortened
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def _tensor_table(report: "PackReport") -> Table:
             *([] if report.is_dry_run else [_error(tensor), f"{tensor.error.snr_db:.1f} dB" if tensor.error else ""]),
             "; ".join(
                 [tensor.reason] * report.is_dry_run
+                + [tensor.entry.method] * (tensor.entry.method != "absmax")
                 + ["transposed"] * tensor.entry.transposed
                 + [f"also {alias}" for alias in tensor.entry.aliases]
                 + refused_note(bool(tensor.entry.executorch_refusals))
@@ -172,6 +174,7 @@ def pack_warnings(report: "PackReport") -> list[str]:
         f"{EXECUTORCH_WEBGPU.title} will refuse {plural(len(names), 'tensor')}, {quoted(names)}: {what}"
         for what, names in refused.items()
     ]
+    texts += calibration_warnings(report)
     if floored:
         texts.append(
             "rows with absmax below 8.9e-7 met the scale floor and lost precision: "
@@ -251,6 +254,8 @@ def _tensor_document(tensor: "PackedTensor", choice: "Choice") -> dict[str, Any]
         "reason": tensor.reason,
         "quantization_error": quantization_document(tensor.error),
         "floored_rows": tensor.floored_rows,
+        "method": entry.method,
+        "calibration": entry.calibration and entry.calibration.to_json(),
         "warnings": tensor.warnings,
     }
 

@@ -24,6 +24,7 @@ from .errors import (
 )
 from .measure import QuantizationError
 from .metadata import PackedEntry
+from .methods.recipe import Recipe
 from .nibbles import LAYOUTS, Layout, pack_codes, unpack_codes
 from .pack_finish import finish
 from .pack_plan import PackPlan, PlannedShard, plan_pack
@@ -71,6 +72,7 @@ __all__ = [
     "Qcs4wError",
     "QuantizationError",
     "Reading",
+    "Recipe",
     "Request",
     "SelectionError",
     "SourceError",

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .calibrated import Calibrated
 from .errors import ContainerError, OutputError
 from .files import replacing, write_at
 from .metadata import METADATA_KEY, PACKED, SCALE, SHAPE, PackedEntry, bias_name, to_document
@@ -62,7 +63,7 @@ class ContainerWriter:
             ]
         refuse_twins(tensor.name for tensor in planned)
         self._nbytes = {tensor.name: tensor.nbytes for tensor in planned}
-        self._layout = SafetensorsLayout(planned, self._header_metadata())
+        self._layout = SafetensorsLayout(planned, self._header_metadata(widest=True))
         self._fd = -1
 
     @property
@@ -98,6 +99,13 @@ class ContainerWriter:
         """Take a tensor that an earlier run has written as finished, with the digests of what lies in the file."""
         self._known[name] = digests
 
+    def describe(self, name: str, method: str, calibration: Calibrated) -> None:
+        """Say how a tensor was found in the end, where that is known only now.
+
+        The header has room for any outcome; what is not needed of it is filled with spaces.
+        """
+        self._entries[name] = replace(self._entries[name], method=method, calibration=calibration)
+
     def place(self, stored_name: str) -> tuple[int, int]:
         """Return the offset in the file and the bytes of a tensor, by the name under which it is stored."""
         return self._layout.offsets[stored_name], self._nbytes[stored_name]
@@ -110,6 +118,8 @@ class ContainerWriter:
             for name, entry in self._entries.items()
         }
         header = self._layout.header(self._header_metadata())
+        if room := self._layout.header_nbytes - len(header):
+            header = self._layout.header(self._header_metadata(spaces=room))
         if len(header) != self._layout.header_nbytes:
             raise RuntimeError("the header has changed its length")
         write_at(self._fd, header, 0)
@@ -120,8 +130,9 @@ class ContainerWriter:
         """Return the header with the digests left open: it says all that is to be written."""
         return self._layout.header(self._header_metadata())[8:].decode()
 
-    def _header_metadata(self) -> dict[str, str]:
-        return {**self._metadata, METADATA_KEY: to_document(self._entries.values())}
+    def _header_metadata(self, *, widest: bool = False, spaces: int = 0) -> dict[str, str]:
+        entries = (entry.widest() if widest else entry for entry in self._entries.values())
+        return {**self._metadata, METADATA_KEY: to_document(entries) + " " * spaces}
 
 
 def save_container(

@@ -13,10 +13,11 @@ tensors that have no bytes of their own.
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ._version import __version__
+from .calibrated import Calibrated, calibrated_from_json
 from .nibbles import EVEN_HIGH, OFFSET, packed_width
 from .safetensors_file import is_unicode
 from .targets import EXECUTORCH_WEBGPU, Case, Refusal, refusals
@@ -36,11 +37,12 @@ class PackedEntry:
         out_features: N.
         in_features: K.
         source_dtype: dtype of the float weight, as safetensors names it.
-        method: how scales were chosen; "absmax" is ExecuTorch's rule.
+        method: how codes and scales were chosen; "absmax" is ExecuTorch's rule.
         transposed: the source stored [K, N].
         aliases: other names of the very same weight (tied tensors).
         stack: the 3-D source tensor that this matrix was split from.
         stack_parts: the number of matrices that were split from it; None where it is not known.
+        calibration: how it was calibrated; None where the method needs no inputs.
         packed_sha256: of the packed bytes as stored; None where it is not known.
         scale_sha256: of the scales as stored; None where it is not known.
     """
@@ -54,6 +56,7 @@ class PackedEntry:
     aliases: tuple[str, ...] = ()
     stack: str | None = None
     stack_parts: int | None = None
+    calibration: Calibrated | None = None
     packed_sha256: str | None = None
     scale_sha256: str | None = None
 
@@ -82,7 +85,13 @@ class PackedEntry:
             entry["stack"] = self.stack
         if self.stack_parts:
             entry["stack_parts"] = self.stack_parts
+        if self.calibration:
+            entry["calibration"] = self.calibration.to_json()
         return entry
+
+    def widest(self) -> "PackedEntry":
+        """Return an entry whose JSON is no shorter, whatever comes of its calibration."""
+        return replace(self, calibration=self.calibration.widest()) if self.calibration else self
 
 
 def bias_name(name: str) -> str:
@@ -135,5 +144,6 @@ def entry_from_json(entry: PackedEntry, said: Any) -> PackedEntry:
         aliases=tuple(aliases),
         stack=stack,
         stack_parts=stack_parts,
+        calibration=calibrated_from_json(said.get("calibration")),
         **texts,
     )

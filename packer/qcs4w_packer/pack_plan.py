@@ -3,15 +3,18 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 from .architecture import tied_names
 from .container_writer import ContainerWriter
-from .errors import SelectionError
+from .errors import SelectionError, UnknownTensorError
 from .formats.detect import foreign_opener
 from .metadata import PACKED, SCALE, SHAPE, PackedEntry
+from .methods.calibration import Calibration
+from .methods.recipe import PLAIN, Recipe
+from .methods.tensor import Work
 from .request import Request
 from .safetensors_file import Planned
 from .safetensors_writer import refuse_twins
@@ -78,6 +81,8 @@ class PackPlan:
 
     Attributes:
         source: open; its headers have been read, its data has not.
+        recipe: how codes and scales are to be found.
+        works: how each tensor whose inputs are known is quantized, by its name.
         output: the file, or the folder, to make; None in a dry run without one.
         is_folder: the output is a folder of shards.
         shards: the files, in order; at least one.
@@ -93,6 +98,8 @@ class PackPlan:
     carried: tuple[Choice, ...]
     dropped: tuple[Choice, ...]
     options: Mapping[str, object]
+    recipe: Recipe = field(default_factory=Recipe)
+    works: Mapping[str, Work] = field(default_factory=dict)
 
     @property
     def source_nbytes(self) -> int:
@@ -111,8 +118,9 @@ class PackPlan:
 
     @property
     def source_files(self) -> tuple[Path, ...]:
-        """The weight files that are read."""
-        return self.source.shards or (self.source.path,)
+        """The files that are read: weights, and what is known of inputs."""
+        calibration = () if self.recipe.calibration is None else (self.recipe.calibration,)
+        return (*(self.source.shards or (self.source.path,)), *calibration)
 
     def index(self) -> bytes | None:
         """Return the content of the list of shards; None where there is only one."""
@@ -133,6 +141,8 @@ def plan_pack(
     *,
     max_shard_size: int | None = None,
     packed_only: bool = False,
+    recipe: Recipe | None = None,
+    calibration: Calibration | None = None,
 ) -> PackPlan:
     """Decide what becomes of every tensor of a source and into which file it goes. Reads no data, writes nothing.
 
@@ -143,9 +153,11 @@ def plan_pack(
         max_shard_size: bytes that a file may have at most; a tensor that is larger gets one of its own. By default
             the files are those of the source.
         packed_only: do not carry the other tensors along.
+        recipe: how codes and scales are to be found; by default by absmax.
+        calibration: the recipe's, open.
 
     Raises:
-        Qcs4wError: as `choose` does.
+        Qcs4wError: as `choose` and `Calibration` do.
         SelectionError: the source is packed already.
         OutputError: two tensors of the output, in whatever file, would have one name.
     """
@@ -156,7 +168,10 @@ def plan_pack(
     is_folder = bool(source.shards) or max_shard_size is not None
     taken = [c for c in choices if c.action == "pack" and not c.alias_of]
     taken += [] if packed_only else carried
+    recipe = recipe or Recipe()
     entries = {choice.tensor.name: entry for choice, entry in _entries(choices, source)}
+    works = _works(entries, recipe, calibration, source)
+    entries = {name: _with_method(entry, recipe, works.get(name)) for name, entry in entries.items()}
     refuse_twins(name for entry in entries.values() for name in (entry.name, *entry.aliases))
     if max_shard_size is not None:
         metadata = {} if packed_only else source.metadata
@@ -182,8 +197,43 @@ def plan_pack(
         shards,
         carried,
         tuple(choice for choice in choices if choice.action not in ("pack", "carry")),
-        {**vars(request), "max_shard_size": max_shard_size, "packed_only": packed_only},
+        {**vars(request), "max_shard_size": max_shard_size, "packed_only": packed_only, "recipe": recipe.options()},
+        recipe,
+        works,
     )
+
+
+def _works(
+    entries: Mapping[str, PackedEntry], recipe: Recipe, calibration: Calibration | None, source: Source
+) -> dict[str, Work]:
+    """Find what is known of the inputs of each tensor that is packed, by the name of the tensor in the source.
+
+    Raises:
+        UnknownTensorError: an array of the calibration belongs to no tensor, or none to one that is packed.
+    """
+    if calibration is None:
+        return {}
+    recipe.check_device()
+    names = [name for entry in entries.values() for name in (entry.name, *entry.aliases)]
+    calibration.check_names([*source.tensors, *names])
+    works = {}
+    for name, entry in entries.items():
+        inputs = calibration.find((entry.name, *entry.aliases), entry.in_features, method=recipe.name)
+        if inputs is not None:
+            works[name] = Work(recipe.name, calibration, inputs, recipe.device)
+    if entries and not works:
+        raise UnknownTensorError(
+            f"{calibration.path}: holds nothing about the tensors that are packed",
+            hint=f"name an array '{next(iter(entries.values())).name}'",
+        )
+    return works
+
+
+def _with_method(entry: PackedEntry, recipe: Recipe, work: Work | None) -> PackedEntry:
+    """Say how a tensor is quantized, as far as that is known before it is."""
+    if work is not None:
+        return replace(entry, method=work.method, calibration=work.planned())
+    return replace(entry, method=recipe.name if recipe.name in PLAIN else "absmax")
 
 
 def _entries(choices: list[Choice], source: Source) -> Iterator[tuple[Choice, PackedEntry]]:
@@ -249,7 +299,7 @@ def _nbytes_in_file(choice: Choice, entries: Mapping[str, PackedEntry]) -> int:
     if choice.action == "carry":
         return choice.tensor.nbytes + name + 100 + 22 * len(choice.tensor.shape)
     entry = entries[choice.tensor.name]
-    said = 2 * len(json.dumps(entry.to_json()))  # a document within a document: quotes are escaped
+    said = 2 * len(json.dumps(entry.widest().to_json()))  # a document within a document: quotes are escaped
     return entry.packed_nbytes + 16 + said + 2 * name + 3 * (name + 140)
 
 

@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .calibrated import Calibrated
 from .container_writer import ContainerWriter
 from .errors import NonFiniteError, OutputError, SourceError
 from .files import cannot_write, flush
 from .journal import Journal, read_journal
 from .measure import QuantizationError, quantization_error
 from .metadata import PACKED, SCALE, PackedEntry
+from .methods.least_squares import least_squares_scales
 from .ordered import cores, in_order
 from .pack_plan import PackPlan, PlannedShard
 from .pack_watch import PackedTensor, Tally
-from .row_jobs import carrying_jobs, packing_jobs
+from .row_jobs import FoundRows, carrying_jobs, packing_jobs, whole_jobs
 from .rowpack import PackedRows
 from .safetensors_file import read_at
 from .select import Choice
@@ -117,7 +119,7 @@ class _Shard:
 
         def jobs() -> Iterator[Any]:
             for choice, _ in todo:
-                yield from packing_jobs(choice.tensor, transposed=choice.transposed)
+                yield from self._packing_jobs(choice)
             for tensor in carried:
                 yield from carrying_jobs(tensor)
 
@@ -143,6 +145,13 @@ class _Shard:
                 flush(made.parent)
         return tuple(replace(self._results[entry.name], entry=written[entry.name]) for entry in self._shard.entries)
 
+    def _packing_jobs(self, choice: Choice) -> Iterator[Any]:
+        work = self._plan.works.get(choice.tensor.name)
+        if work is not None:
+            return whole_jobs(choice.tensor, work, transposed=choice.transposed)
+        rule = least_squares_scales if self._plan.recipe.name == "mse" else None
+        return packing_jobs(choice.tensor, transposed=choice.transposed, rule=rule)
+
     def _pack(self, choice: Choice, entry: PackedEntry, made: Iterator[Any]) -> None:
         """Write a tensor's rows as they come, and note it as finished."""
         name, nbytes = choice.tensor.name, choice.tensor.nbytes
@@ -151,10 +160,13 @@ class _Shard:
         row = floored = 0
         while row < entry.out_features:
             try:
-                rows: PackedRows = next(made)
+                rows: PackedRows | FoundRows = next(made)
             except NonFiniteError as error:
                 error.hint = "mend the weight, or leave this tensor unpacked with --exclude"
                 raise
+            if isinstance(rows, FoundRows):
+                entry = self._describe(entry, rows.method, rows.outcome)
+                rows = rows.rows
             done = nbytes * row // entry.out_features
             with self._writing():
                 self._writer.write_rows(entry.name, row, rows.packed, rows.scales)
@@ -170,12 +182,18 @@ class _Shard:
                 "sha256": self._writer.digests(entry.name),
                 "error": asdict(error_figures),
                 "floored": floored,
+                **({"method": entry.method, "found": asdict(entry.calibration)} if entry.calibration else {}),
             },
             entry.packed_nbytes,
         )
         result = PackedTensor(entry, choice.reason, nbytes, error_figures, floored, self._shard.name)
         self._results[entry.name] = result
         self._tally.watch.packed(self._with_digests(result))
+
+    def _describe(self, entry: PackedEntry, method: str, outcome: Calibrated) -> PackedEntry:
+        """Say in the header what came of a tensor."""
+        self._writer.describe(entry.name, method, outcome)
+        return replace(entry, method=method, calibration=outcome)
 
     def _carry(self, tensor: SourceTensor, made: Iterator[Any]) -> None:
         """Copy a tensor's bytes as they come, and note it as finished."""
@@ -231,6 +249,8 @@ class _Shard:
         name = line["packed"]
         choice, entry = self._packing[name]
         self._writer.adopt(name, tuple(line["sha256"]))
+        if "found" in line:
+            entry = self._describe(entry, line["method"], Calibrated(**line["found"]))
         error = QuantizationError(**line["error"])
         result = PackedTensor(
             entry, choice.reason, choice.tensor.nbytes, error, line["floored"], self._shard.name, resumed=True

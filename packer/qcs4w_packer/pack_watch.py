@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from .measure import QuantizationError
 from .metadata import PackedEntry
+from .methods.calibration import ENOUGH_ROWS, FEW_ROWS
 from .pack_plan import PackPlan
 from .targets import EXECUTORCH_WEBGPU
 
@@ -32,12 +33,24 @@ class PackedTensor:
     resumed: bool = False
 
     @property
+    def has_few_rows(self) -> bool:
+        """Whether it was calibrated by fewer inputs than can be trusted."""
+        how = self.entry.calibration
+        return how is not None and 0 < how.rows < FEW_ROWS * self.entry.in_features
+
+    @property
     def warnings(self) -> list[str]:
         """What the user should know about it."""
         found = []
         if self.floored_rows:
             rows = f"{self.floored_rows} row{'s' if self.floored_rows > 1 else ''}"
             found.append(f"{rows} below absmax 8.9e-7 met the scale floor and lost precision")
+        how = self.entry.calibration
+        if how is not None and how.fallback:
+            found.append(f"{self.entry.method} was used: {how.fallback}")
+        if how is not None and self.has_few_rows:
+            enough = ENOUGH_ROWS * self.entry.in_features
+            found.append(f"{how.rows:,} rows of inputs are few, {enough:,} ({ENOUGH_ROWS}·K) or more are advised")
         refused = self.entry.executorch_refusals
         return found + [f"{EXECUTORCH_WEBGPU.title} will refuse it: {refusal.fault}" for refusal in refused]
 

@@ -12,6 +12,8 @@ from .errors import SelectionError, UnknownTensorError, UsageError
 from .files import check_target
 from .fp8_scales import find_scale, is_fp8_weight
 from .metadata import PackedEntry
+from .methods.calibration import open_calibration
+from .methods.recipe import Recipe
 from .name_patterns import did_you_mean
 from .pack_finish import check_output, finish
 from .pack_plan import PackPlan, PlannedShard, plan_pack
@@ -81,6 +83,7 @@ def pack_file(
     dry_run: bool = False,
     part: Part | None = None,
     ray: str | None = None,
+    recipe: Recipe | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
 ) -> PackReport:
@@ -101,6 +104,7 @@ def pack_file(
         part: make only these of the output's files, beside other runs that make the others; the one that ends last
             gives the output its place. All must be given the same options.
         ray: make the files on this Ray cluster, see `ray_pack`.
+        recipe: how codes and scales are to be found; by default by absmax, as ExecuTorch does.
         progress: called as the work proceeds with the bytes of source just done, those to do in all, and the tensor.
         watch: told in more detail.
 
@@ -114,8 +118,17 @@ def pack_file(
     if output is not None and not path.is_dir() and path.suffix != ".json" and max_shard_size is None:
         check_target(output, force=force or dry_run, sources=(path,))  # before the source is so much as opened
     watch = _with_progress(watch or Watch(), progress)
-    with open_source(path) as source:
-        plan = plan_pack(source, output, request, max_shard_size=max_shard_size, packed_only=packed_only)
+    recipe = recipe or Recipe()
+    with open_source(path) as source, open_calibration(recipe) as calibration:
+        plan = plan_pack(
+            source,
+            output,
+            request,
+            max_shard_size=max_shard_size,
+            packed_only=packed_only,
+            recipe=recipe,
+            calibration=calibration,
+        )
         check_output(plan, force=force or dry_run)
         mine = (part or WHOLE).of(plan.shards, [shard.source_nbytes for shard in plan.shards])
         packed, is_complete = _planned(mine), False

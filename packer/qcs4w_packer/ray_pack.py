@@ -14,6 +14,8 @@ from typing import Any
 
 from . import errors
 from .errors import OutputError, Qcs4wError, SourceError, UsageError
+from .methods.calibration import open_calibration
+from .methods.recipe import Recipe
 from .pack_plan import PlannedShard, plan_pack
 from .pack_shard import pack_shard
 from .pack_watch import PackedTensor, Tally, Watch
@@ -151,8 +153,9 @@ def _make(path: Path, output: Path, options: dict[str, Any], name: str) -> tuple
         raise OutputError(f"{output} is not being written there", hint=_SHARED)
     given = dict(options)
     split = {key: given.pop(key) for key in ("max_shard_size", "packed_only")}
-    with open_source(path) as source:
-        plan = plan_pack(source, output, Request(**given), **split)
+    recipe = Recipe.of(given.pop("recipe"))
+    with open_source(path) as source, open_calibration(recipe) as calibration:
+        plan = plan_pack(source, output, Request(**given), **split, recipe=recipe, calibration=calibration)
         shard = next(shard for shard in plan.shards if shard.name == name)
         work = WorkFolder(plan, shared=True)
         try:

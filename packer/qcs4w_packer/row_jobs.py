@@ -2,12 +2,15 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .ordered import DRAINED, Drained
-from .rowpack import PackedRows, pack_read_rows, refuse_non_finite
+from .calibrated import Calibrated
+from .methods.tensor import Work
+from .ordered import DRAINED, Drained, cores
+from .rowpack import PackedRows, ScaleRule, pack_found, pack_read_rows, refuse_non_finite
 from .scratch import Scratch
 from .weights import SourceTensor
 
@@ -15,6 +18,7 @@ _JOB_ELEMENTS = 2 << 20  # of float weights: 8 MiB of float32, never held at onc
 _READ_ELEMENTS = 256 << 10
 _CARRY_NBYTES = 8 << 20
 _TILE_ROWS = 256  # turned at a time: what is read stays in cache, four times as fast as a whole column
+_LARGE_ELEMENTS = 48 << 20  # of a whole weight, or of H
 
 _OWN = threading.local()
 
@@ -22,17 +26,62 @@ PackJob = Callable[[], PackedRows]
 CarryJob = Callable[[], bytes]
 
 
-def packing_jobs(tensor: SourceTensor, *, transposed: bool) -> Iterator[PackJob | Drained]:
-    """Yield jobs that pack consecutive rows of a float matrix, from its first to its last."""
+@dataclass(frozen=True)
+class FoundRows:
+    """All rows of a tensor, packed by a method that looks at its inputs.
+
+    Attributes:
+        rows: the packed rows.
+        method: what was used in the end.
+        outcome: how, and what it gained.
+    """
+
+    rows: PackedRows
+    method: str
+    outcome: Calibrated
+
+
+FoundJob = Callable[[], FoundRows]
+
+
+def packing_jobs(
+    tensor: SourceTensor, *, transposed: bool, rule: ScaleRule | None = None
+) -> Iterator[PackJob | Drained]:
+    """Yield jobs that pack consecutive rows of a float matrix, from its first to its last.
+
+    Args:
+        tensor: the matrix.
+        transposed: its columns are the rows that are packed.
+        rule: how scales are chosen; by default by absmax.
+    """
     if transposed:
-        yield from _turned_jobs(tensor)
+        yield from _turned_jobs(tensor, rule)
         return
     if tensor.is_held:
         yield DRAINED
     rows, in_features = tensor.shape
     step = max(1, _JOB_ELEMENTS // in_features)
     for start in range(0, rows, step):
-        yield _row_job(tensor, start, min(start + step, rows))
+        yield _row_job(tensor, start, min(start + step, rows), rule)
+
+
+def whole_jobs(tensor: SourceTensor, work: Work, *, transposed: bool) -> Iterator[FoundJob | Drained]:
+    """Yield the one job that quantizes a whole matrix by what is known of its inputs."""
+    is_large = max(tensor.shape) * max(tensor.shape[-1], 1) > _LARGE_ELEMENTS
+
+    def job() -> FoundRows:
+        weight = _read_columns(tensor, 0, tensor.shape[1], check=True).T if transposed else tensor.read()
+        if not transposed:
+            refuse_non_finite(weight, name=tensor.name)
+        weight = np.ascontiguousarray(weight)
+        found, outcome = work.carry_out(weight, threads=cores() if is_large else 1)
+        return FoundRows(pack_found(weight, found.codes, found.scales), found.method, outcome)
+
+    if is_large:
+        yield DRAINED  # alone, with all threads for itself: it takes much memory
+    yield job
+    if is_large:
+        yield DRAINED
 
 
 def carrying_jobs(tensor: SourceTensor) -> Iterator[CarryJob | Drained]:
@@ -45,7 +94,7 @@ def carrying_jobs(tensor: SourceTensor) -> Iterator[CarryJob | Drained]:
         yield _read_job(tensor, start, min(start + step, rows))
 
 
-def _row_job(tensor: SourceTensor, start: int, stop: int) -> PackJob:
+def _row_job(tensor: SourceTensor, start: int, stop: int, rule: ScaleRule | None) -> PackJob:
     def job() -> PackedRows:
         scratch = _scratch()
         return pack_read_rows(
@@ -54,6 +103,7 @@ def _row_job(tensor: SourceTensor, start: int, stop: int) -> PackJob:
             name=tensor.name,
             first_row=start,
             scratch=scratch,
+            rule=rule,
         )
 
     return job
@@ -71,7 +121,7 @@ def _read_job(tensor: SourceTensor, start: int, stop: int) -> CarryJob:
     return lambda: tensor.fetch(start, stop)
 
 
-def _turned_jobs(tensor: SourceTensor) -> Iterator[PackJob | Drained]:
+def _turned_jobs(tensor: SourceTensor, rule: ScaleRule | None) -> Iterator[PackJob | Drained]:
     """Yield jobs for a weight stored [in, out]: its columns are the rows, so that all of it has to be read first.
 
     As many columns are held, as float32, as take the room of the tensor's own bytes: all of an F32 tensor, half of
@@ -85,11 +135,13 @@ def _turned_jobs(tensor: SourceTensor) -> Iterator[PackJob | Drained]:
         yield DRAINED  # the columns held before are let go
         columns = _read_columns(tensor, first, min(first + held, out_features), check=first == 0)
         for start in range(0, columns.shape[1], step):
-            yield _column_job(columns, start, min(start + step, columns.shape[1]), tensor.name, first)
+            yield _column_job(columns, start, min(start + step, columns.shape[1]), tensor.name, first, rule)
         del columns
 
 
-def _column_job(columns: NDArray[np.float32], start: int, stop: int, name: str, first: int) -> PackJob:
+def _column_job(
+    columns: NDArray[np.float32], start: int, stop: int, name: str, first: int, rule: ScaleRule | None
+) -> PackJob:
     def read(begin: int, end: int) -> NDArray[np.float32]:
         turned = _scratch().array("turned", (end - begin, len(columns)), np.float32)
         for row in range(0, len(columns), _TILE_ROWS):
@@ -98,7 +150,7 @@ def _column_job(columns: NDArray[np.float32], start: int, stop: int, name: str, 
         return turned
 
     return lambda: pack_read_rows(
-        read, (stop - start, len(columns)), name=name, first_row=first + start, scratch=_scratch()
+        read, (stop - start, len(columns)), name=name, first_row=first + start, scratch=_scratch(), rule=rule
     )
 
 

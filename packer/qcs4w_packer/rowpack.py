@@ -20,6 +20,10 @@ _BLOCK_ELEMENTS = 256 * 1024
 _DOT_COLUMNS = 8192
 
 
+#: Float rows (n, K) -> their scales, float32 (n,).
+ScaleRule = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+
 @dataclass(frozen=True)
 class PackedRows:
     """Some consecutive rows, packed, and what the packing cost.
@@ -65,6 +69,7 @@ def pack_read_rows(
     name: str = "weight",
     first_row: int = 0,
     scratch: Scratch | None = None,
+    rule: ScaleRule | None = None,
 ) -> PackedRows:
     """Quantize and pack rows that are read block by block, each while it is still in the processor's cache.
 
@@ -74,6 +79,7 @@ def pack_read_rows(
         name: tensor name, for messages.
         first_row: the first of the n rows.
         scratch: memory to work in.
+        rule: how scales are chosen; by default as ExecuTorch does, by absmax.
 
     Raises:
         NonFiniteError: a value is NaN or infinite.
@@ -91,19 +97,45 @@ def pack_read_rows(
     for start in range(0, rows, step):
         part = slice(start, min(start + step, rows))
         block = read(first_row + part.start, first_row + part.stop)
-        _pack_block(block, made, part, scratch, name=name, first_row=first_row)
+        _pack_block(block, made, part, scratch, name=name, first_row=first_row, rule=rule)
     return made
 
 
+def pack_found(weight: NDArray[np.float32], codes: NDArray[np.int8], scales: NDArray[np.float32]) -> PackedRows:
+    """Pack codes that are not simply the nearest.
+
+    Args:
+        weight: float32, shape (n, K), finite: what the codes were made of.
+        codes: int8, shape (n, K), each in [-8, 7].
+        scales: float32, shape (n,).
+    """
+    rows, in_features = weight.shape
+    packed = np.empty((rows, packed_width(in_features)), np.uint8)
+    errors, weights = np.empty(rows), np.empty(rows)
+    step = max(1, _BLOCK_ELEMENTS // in_features)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        pack_codes_into(np.ascontiguousarray(codes[part]), packed[part])
+        errors[part], weights[part] = row_square_sums(weight[part], dequantize(codes[part], scales[part]))
+    return PackedRows(packed, scales, errors, weights, (scales == SCALE_FLOOR) & (weights > 0))
+
+
 def _pack_block(
-    block: NDArray[np.float32], made: PackedRows, part: slice, scratch: Scratch, *, name: str, first_row: int
+    block: NDArray[np.float32],
+    made: PackedRows,
+    part: slice,
+    scratch: Scratch,
+    *,
+    name: str,
+    first_row: int,
+    rule: ScaleRule | None,
 ) -> None:
     """Pack a block into its part of the rows."""
     absmax = row_absmax(block)
     if not np.isfinite(absmax).all():
         refuse_non_finite(block, name=name, first_row=first_row + part.start)
     scales = made.scales[part]
-    scales[:] = row_scales(absmax)
+    scales[:] = row_scales(absmax) if rule is None else rule(block)
     scaled = scaled_rows(block, scales, out=scratch.array("scaled", block.shape, np.float32))
     rounded = round_codes(scaled, out=scratch.array("rounded", block.shape, np.float32))
     codes = scratch.array("codes", block.shape, np.int8)

@@ -36,7 +36,7 @@ def statement(plan: PackPlan) -> dict[str, Any]:
     """Return what plan.json says; equal statements make equal bytes."""
     sources = stamps(plan)
     config = json.dumps(plan.source.config, sort_keys=True, default=str)
-    common = json.dumps([__version__, sources, config], sort_keys=True)
+    common = json.dumps([__version__, sources, config, plan.recipe.options()], sort_keys=True)
     shards = {
         shard.name: hashlib.sha256((common + shard.writer().header_text()).encode()).hexdigest()
         for shard in plan.shards

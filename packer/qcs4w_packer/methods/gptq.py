@@ -7,7 +7,6 @@ inverse is Babai's nearest plane, as Chen et al. show (arXiv 2507.18553).
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..quantize import quantize
 from .descent import Solution, descend, refit, round_backwards
-from .hessian import Factored, damped_diagonal, factor
+from .hessian import Factored, damped_diagonal, factor, single_threaded
 from .least_squares import least_squares_scales
 
 DESCENTS = 2
@@ -83,7 +82,7 @@ def gptq(
     Returns:
         by `hmse` or `mse`, and says so, where H is zero or not positive definite.
     """
-    with _single_threaded():
+    with single_threaded():
         factored = factor(hessian, rows, device=device)
         if factored is None:
             found = hmse(weight, np.maximum(damped_diagonal(hessian, rows), 0))
@@ -135,16 +134,3 @@ def _parts(rows: int, columns: int) -> Iterator[slice]:
     count = -(-rows // most)
     edges = [rows * i // count for i in range(count + 1)]
     yield from (slice(a, b) for a, b in pairwise(edges))
-
-
-@contextmanager
-def _single_threaded() -> Iterator[None]:
-    """Let every operation of torch run in the thread that calls it, for the sake of equal sums on any machine."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

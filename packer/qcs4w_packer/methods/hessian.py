@@ -5,6 +5,9 @@ The squared error of the outputs of one row is (w − ŵ)ᵀ H (w − ŵ). With 
 Cholesky factor and no inverse, and float32 suffices, because damping keeps H well conditioned.
 """
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 LEAST_DAMPING, MOST_DAMPING = 0.01, 1.0
 _TRIES = 4  # each with ten times the damping of the one before
+_PANEL = 512  # columns
 
 
 @dataclass(frozen=True)
@@ -83,3 +87,60 @@ def factor(hessian: NDArray[np.floating], rows: int, *, device: str = "cpu") -> 
             return Factored(places, matrix, lower, found, damping)
         damping *= 10
     return None
+
+
+class Gram:
+    """XᵀX, summed up over blocks of rows; only one triangle is computed.
+
+    Args:
+        columns: K.
+    """
+
+    def __init__(self, columns: int):
+        self._sum = np.zeros((columns, columns), np.float32)
+
+    def add(self, rows: NDArray[np.float32]) -> None:
+        """Take more rows, float32 (n, K)."""
+        import torch
+
+        x, total = torch.from_numpy(np.ascontiguousarray(rows)), torch.from_numpy(self._sum)
+        for start in range(0, len(total), _PANEL):
+            panel = slice(start, start + _PANEL)
+            total[start:, panel].addmm_(x[:, start:].T, x[:, panel])
+
+    def whole(self) -> NDArray[np.float32]:
+        """Return both triangles, float32 (K, K); nothing may be added after."""
+        for start in range(0, len(self._sum), _PANEL):
+            stop = start + _PANEL
+            self._sum[start:stop, stop:] = self._sum[stop:, start:stop].T
+        return self._sum
+
+
+class _Threads:
+    """How many blocks of `single_threaded` are open, and torch's number of threads before the first."""
+
+    lock = threading.Lock()
+    users = 0
+    before = 1
+
+
+@contextmanager
+def single_threaded() -> Iterator[None]:
+    """Let every operation of torch run in the thread that calls it: sums are then the same on any machine.
+
+    Blocks may be open in several threads at once; after the last of them torch has its threads back.
+    """
+    import torch
+
+    with _Threads.lock:
+        if not _Threads.users:
+            _Threads.before = torch.get_num_threads()
+        torch.set_num_threads(1)  # of this thread too
+        _Threads.users += 1
+    try:
+        yield
+    finally:
+        with _Threads.lock:
+            _Threads.users -= 1
+            if not _Threads.users:
+                torch.set_num_threads(_Threads.before)

@@ -76,7 +76,13 @@ def _optimum(u: NDArray[np.float64], h: NDArray[np.float64], floors: NDArray[np.
         high = np.full(len(u), _ALL_ZERO)
     else:
         low, high = _interval(magnitude, limit, h, floors)
-    return _sorted_path(magnitude, limit, h, floors, low, high)
+    found = _sorted_path(magnitude, limit, h, floors, low, high)
+    # Once more from its codes: sums over all rows at once have rounded by what the neighbours are.
+    codes = np.minimum(np.rint(magnitude / found[:, None]), limit)
+    size = np.einsum("ij,ij,j->i", codes, codes, h)
+    along = np.einsum("ij,ij,j->i", magnitude, codes, h)
+    best: NDArray[np.float64] = np.maximum(along / np.where(size > 0, size, 1), floors)
+    return best
 
 
 def _interval(
