@@ -159,7 +159,8 @@ CHOICES = [
     (GPU, 128, 8192, 8192, "f32", "linear_prefill", 4, "prefill split"),
     (TENSOR_CORES, 1, 28_672, 8192, "f32", "linear_decode", 1, "decode"),
     (TENSOR_CORES, 47, 8192, 8192, "f32", "linear_prefill", 4, "prefill split"),
-    (TENSOR_CORES, 48, 8192, 8192, "f32", "linear_matrix", 4, "matrix split"),
+    (TENSOR_CORES, 48, 8192, 8192, "f32", "linear_matrix", 8, "matrix split"),
+    (TENSOR_CORES, 128, 8192, 8192, "f32", "linear_matrix", 4, "matrix split"),
     (TENSOR_CORES, 48, 8192, 63, "f32", "linear_prefill", 1, "prefill"),
     (TENSOR_CORES, 2048, 8192, 8192, "f32", "linear_matrix", 1, "matrix"),
     (TENSOR_CORES, 2048, 8192, 8192, "f16", "linear_matrix", 1, "matrix f16"),
@@ -207,7 +208,7 @@ def test_a_precision_beyond_the_device_is_refused(facts: Facts) -> None:
 def test_a_split_needs_room_for_its_sums() -> None:
     """Parts of K that are summed apart count against the buffer limits, and are named."""
     kernel = shipped_kernel("linear_prefill", SPLITS=8)
-    with pytest.raises(LimitError, match="sums .M 4096 × N 4096 × 8 parts of K in float32. needs 536,870,912 bytes"):
+    with pytest.raises(LimitError, match=r"sums .M 4096 × N 4096 × 8 parts of K in float32. needs 536,870,912 bytes"):
         plan_linear(4096, 4096, 64, kernel=kernel, stride=32, limits=WEBGPU_LIMITS)
 
 

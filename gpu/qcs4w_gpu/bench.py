@@ -29,7 +29,6 @@ from .plan import Precision
 ROTATED_BYTES = 160 << 20
 _COPIED_BYTES = 512 << 20
 _BURN_MS = 30.0
-_PROBE_TURNS = 2000
 _CHAIN_MS = 3.0
 _MOST_IN_CHAIN = 64
 _CHECKED_ROWS = 16
@@ -105,6 +104,10 @@ class Timed:
 class Bench(Closing):
     """Times kernels on a device that has a clock.
 
+    Attributes:
+        gpu: the device.
+        shortest: a step that does next to nothing, to see what a dispatch costs.
+
     Raises:
         GpuError: the device has no timestamps.
     """
@@ -116,9 +119,11 @@ class Bench(Closing):
         with ExitStack() as held:
             self._out = held.enter_context(gpu.empty(4 * 256 * 4096, label="sums"))
             self._factors = held.enter_context(gpu.upload(np.array([1.0, 0.0], np.float32), label="factors"))
-            self._probe = held.enter_context(self._fma(1024, _PROBE_TURNS))
-            first = self._ms([self._probe])
-            self._burn = held.enter_context(self._fma(1024, max(1, int(_PROBE_TURNS * _BURN_MS / first))))
+            self._groups, self._turns = (8, 50) if gpu.adapter.is_software else (1024, 2000)
+            self._probe = held.enter_context(self._fma(self._groups, self._turns))
+            self.shortest = held.enter_context(self._fma(1, 1))
+            burnt = max(1, int(self._turns * _BURN_MS / self._ms([self._probe])))
+            self._burn = held.enter_context(self._fma(self._groups, burnt))
             self._held = held.pop_all()
 
     def close(self) -> None:
@@ -160,7 +165,8 @@ class Bench(Closing):
             with gpu.step(copying, {0: to, 1: source}, sizes, folded) as step:
                 copied = self.chain([step] * 4).median_ms
         fma = self.chain([self._probe]).median_ms
-        return Ceilings(2 * 16 * vectors / copied * 1e3, 2 * 64 * _PROBE_TURNS * 1024 * 256 / fma * 1e3)
+        flops = 2 * 64 * self._turns * 256 * self._groups
+        return Ceilings(2 * 16 * vectors / copied * 1e3, flops / fma * 1e3)
 
     def linear(
         self,

@@ -4,22 +4,23 @@
 // The host guarantees what linear_naive asks for; that K_packed is a multiple of 16; and that rows of x lie a multiple
 // of 32 columns apart, with zeros from K to there. Codes there are zero too: nothing is guarded along K.
 // Holds for every finite x: codes are exact, and every sum is of float32 products.
-// One workgroup computes THREADS / LANES_K * ROWS neighbouring y of one row m: LANES_K invocations share a row of
-// weights, 32 columns at a time, and each takes ROWS rows, so that x is read once for ROWS of them. The next weights
+// One workgroup computes THREADS / LANES_K * ROWS_EACH neighbouring y of one row m: LANES_K invocations share a row of
+// weights, 32 columns at a time, and each takes ROWS_EACH rows, so that x is read once for ROWS_EACH of them. The next weights
 // are on their way while these are multiplied. Workgroups that read the same weights (all m of the same n) are
 // neighbours.
 // The grid may be folded.
 //
 // Tried, M 1, 28672 x 8192, microseconds in a chain (NVIDIA H200, wgpu 0.32, Vulkan, naga's checks on; a copy 4.12 TB/s
 // in the same runs):
-//   this 49.1, 58 % of the copy's rate; without the multiplication 30.7, 93 %; without reading weights 43.3: arithmetic
+//   this 48.1, 59 % of the copy's rate; without the multiplication 30.7, 93 %; without reading weights 43.3: arithmetic
 //     binds
 //   exponents as constants 54.3; no reading ahead 54.9; 16 rows 48.7; 4 rows 73.7; 256 invocations 51.0
-//   x through workgroup memory 57.7; sums in workgroup memory, x kept for 16 rows 67
-//   x in three or four planes of 8 bits, dot4I8Packed, what is too small beside its block's largest apart: 54 to 135
-//     (a dot takes 2.3 times as long as a multiply-add here, and making the planes costs more than it saves)
-// M 1, 4096 x 4096: 8.5.
-//! grid = M * ceil(N / (THREADS / LANES_K * ROWS))
+//   nibbles in pairs under the exponents of f16 and unpack2x16float 49.9; half of them so 48.6
+//   x through workgroup memory 57.7; x kept for 16 rows, sums in workgroup memory 51.4, for 32 58.5
+//   x in three or four planes of 8 bits, dot4I8Packed, what is too small beside its block's largest apart: 54 to 135 (a
+//     dot takes 2.3 times as long as a multiply-add here, and making the planes costs more than it saves)
+// M 1, 4096 x 4096: 7.9.
+//! grid = M * ceil(N / (THREADS / LANES_K * ROWS_EACH))
 //! row_align = 16
 //! x_align = 32
 
@@ -33,9 +34,9 @@ struct Params { M: u32, N: u32, K: u32, K_packed: u32 }
 
 const THREADS: u32 = 128u;
 const LANES_K: u32 = 64u;
-const ROWS: u32 = 8u;  // as many as main has variables for
+const ROWS_EACH: u32 = 8u;  // as many as main has variables for
 
-var<workgroup> partial_sums: array<array<f32, THREADS>, ROWS>;
+var<workgroup> partial_sums: array<array<f32, THREADS>, ROWS_EACH>;
 
 struct Codes { a: vec4<f32>, b: vec4<f32> }
 
@@ -89,7 +90,7 @@ fn main(
   @builtin(num_workgroups) workgroups: vec3<u32>,
   @builtin(local_invocation_index) local: u32,
 ) {
-  let rows_n = THREADS / LANES_K * ROWS;
+  let rows_n = THREADS / LANES_K * ROWS_EACH;
   let groups_n = (params.N + rows_n - 1u) / rows_n;
   let index = workgroup.y * workgroups.x + workgroup.x;
   if (index >= params.M * groups_n) { return; }  // uniform in the workgroup
@@ -100,7 +101,7 @@ fn main(
   let blocks = (params.K + 31u) / 32u;  // of 32 columns
   let x0 = m * blocks * 8u;
   let lane = local % LANES_K;
-  let n = n0 + local / LANES_K * ROWS;
+  let n = n0 + local / LANES_K * ROWS_EACH;
   let zero = params.K_packed >> 31u;
 
   let row0 = min(n + 0u, last) * stride;
@@ -184,6 +185,6 @@ fn main(
     workgroupBarrier();
   }
   if (local < rows_n && n0 + local < params.N) {
-    y[m * params.N + n0 + local] = partial_sums[local % ROWS][local / ROWS * LANES_K] * scales[n0 + local];
+    y[m * params.N + n0 + local] = partial_sums[local % ROWS_EACH][local / ROWS_EACH * LANES_K] * scales[n0 + local];
   }
 }

@@ -19,10 +19,10 @@
 //
 // Tried, M 2048, 8192 x 8192, this kernel alone, TFLOP/s with PARTS 2 / 1 (NVIDIA H200, Dawn, Vulkan, default checks;
 // cuBLAS fp32 50.4, fp16 761 in the same run):
-//   2 x 4 matrices, 4 x 2 subgroups (this) 141 / 169; 4 x 2, 2 x 4 136 / 182; 4 x 4, 2 x 4 120 / 158; 4 x 4, 2 x
-//     2 126 /
-//   163; reading ahead by hand 82 / 121 (2 x 4), 122 / 155 (4 x 4)
-// With all that goes before and after: 128 / 149.
+//   2 x 4 matrices a subgroup, 2 x 4 subgroups (this) 145 / 172; 4 x 2 subgroups 141 / 169; 4 x 2 matrices 136 / 182;
+//     4 x 4 126 / 163; 2 x 8 112 / 120; 2 x 2 92 / 131; 1 x 4 62 / 83
+//   reading ahead by hand 82 / 121 (2 x 4 matrices), 122 / 155 (4 x 4); two blocks along K a turn 89 / 124
+//   neighbouring workgroups along N 140 / 167; in squares 137 / 165
 //! grid = SPLITS * ceil(M / TILE_M) * ceil(N / TILE_N)
 //! row_align = 16
 //! x_align = 32
@@ -44,8 +44,8 @@ override PARTS: u32 = 2u;
 override SPLITS: u32 = 1u;
 const SIDE_M: u32 = 2u;  // as many as main has variables for
 const SIDE_N: u32 = 4u;
-const GROUPS_M: u32 = 4u;
-const GROUPS_N: u32 = 2u;
+const GROUPS_M: u32 = 2u;
+const GROUPS_N: u32 = 4u;
 const TILE_M: u32 = GROUPS_M * SIDE_M * 16u;
 const TILE_N: u32 = GROUPS_N * SIDE_N * 16u;
 const THREADS: u32 = GROUPS_M * GROUPS_N * 32u;
