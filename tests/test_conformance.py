@@ -87,7 +87,7 @@ def test_tint_takes_every_shader(tint: Compile, path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("path", [path for path in SHADERS if path.stem not in TINT_KERNELS], ids=str)
 def test_naga_takes_every_shader(naga: Compile, path: Path) -> None:
-    """The compiler of wgpu takes each file with WebGPU's default limits, but for those that are meant for Tint alone."""
+    """The compiler of wgpu takes each file with default limits, but for those that are meant for Tint alone."""
     naga(read_kernel(ROOT / path))
 
 

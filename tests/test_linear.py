@@ -394,7 +394,7 @@ def test_too_large_weights_are_refused_before_upload(gpu: Gpu, monkeypatch: pyte
 
 def test_too_large_inputs_are_refused_before_upload(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     """An x or y beyond the binding limit is refused by the name of the limit, with nothing allocated on the device."""
-    linear = Linear(gpu, packed_of(random_codes(3, 8)))
+    linear = Linear(gpu, packed_of(random_codes(3, 8)), kernel=shipped_kernel("linear_naive"))
     monkeypatch.setattr(gpu, "limits", {**gpu.limits, "max-storage-buffer-binding-size": 1000})
     monkeypatch.setattr(gpu, "empty", lambda *_, **__: pytest.fail("allocated"))
     with pytest.raises(LimitError, match=r"x \(M 32 × K 8.* 1,024 bytes .*max-storage-buffer-binding-size is 1,000"):
