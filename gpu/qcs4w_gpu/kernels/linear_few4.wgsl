@@ -13,7 +13,7 @@
 //
 // Tried, 28672 x 8192, microseconds in a chain (NVIDIA H200, wgpu 0.32, Vulkan, naga's checks on;
 // in the same runs a copy 4.12 TB/s, multiply-adds 54.7 TFLOP/s, cuBLAS fp32 50.4 TFLOP/s):
-//   this, M 2, 3, 4: 114, 115, 116; two rows of weights an invocation 120 (M 4); 4 lines 146 (M 4)
+//   this, M 4: 117; two rows of weights an invocation 120 (M 4); 4 lines 146 (M 4)
 //   linear_decode, a row after the other, 160 (M 4); cuBLAS fp32 421 (M 4)
 //! grid = SPLITS * ceil(M / TILE_M) * ceil(N / TILE_N)
 //! row_align = 16

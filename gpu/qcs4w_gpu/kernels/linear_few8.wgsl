@@ -13,7 +13,7 @@
 //
 // Tried, 28672 x 8192, microseconds in a chain (NVIDIA H200, wgpu 0.32, Vulkan, naga's checks on;
 // in the same runs a copy 4.12 TB/s, multiply-adds 54.7 TFLOP/s, cuBLAS fp32 50.4 TFLOP/s):
-//   this, M 8: 169; M 16: 331; two rows of weights an invocation 191 (M 8); 4 lines 203 (M 8)
+//   this, M 8: 167; M 16: 327; two rows of weights an invocation 191 (M 8); 4 lines 203 (M 8)
 //   linear_few4 211 (M 8); cuBLAS fp32 436 (M 8), 557 (M 16)
 //! grid = SPLITS * ceil(M / TILE_M) * ceil(N / TILE_N)
 //! row_align = 16
