@@ -12,7 +12,7 @@ KERNEL_TESTS := $(addprefix tests/test_,linear.py dispatcher.py conformance.py e
 INSTALLED := .installed
 $(shell [ -x "$(VENV)/bin/qcs4w" ] && [ "$$(cat $(INSTALLED) 2>/dev/null)" = "$(VENV)" ] || rm -f $(INSTALLED))
 
-.PHONY: help demo test test-kernels test-all witness browser conformance mutants faults lint types format build install adapter chromium clean bench-find bench-kernels bench-verify
+.PHONY: help demo test test-kernels test-all witness browser conformance mutants faults lint types format build install adapter chromium clean bench-find bench-kernels bench-pack bench-verify
 
 help:
 	@echo "make demo      pack, run and verify the weights of a real model"
@@ -28,6 +28,7 @@ help:
 	@echo "make test-all  all of these"
 	@echo "make lint      ruff     make types   mypy     make format   ruff format"
 	@echo "make build     wheel and sdist, their content checked"
+	@echo "make bench-pack  pack against cp (in /dev/shm); CHECKPOINT=FOLDER: 20 GB of shards in that folder"
 	@echo "make bench-find  the search of a 4 GiB file, against cat (in /dev/shm)"
 	@echo "make clean     what the others made in this folder"
 	@echo "TORCH_INDEX=URL takes torch from another index; PYTHON=python3.12 another Python"
@@ -95,6 +96,9 @@ build: install
 
 bench-find: install
 	"$(VENV)/bin/python" .ci/bench_find.py
+
+bench-pack: install
+	"$(VENV)/bin/python" .ci/bench_pack.py $(if $(CHECKPOINT),--checkpoint "$(CHECKPOINT)")
 
 clean:
 	rm -rf .venv .venv-witness .installed build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -4,6 +4,9 @@
 // The line that begins with //! is for the host: how many workgroups to run, from M, N, K, K_packed and the constants
 // of this file. They are folded into two dimensions where there are more than the device takes in one. A line
 // `//! row_align = 16` would have the rows of weights padded to 16 bytes, and K_packed say so.
+//
+// Keep stores below M * N by Params: behind y, in the same binding, lie words that must stay as they are, so that
+// arrayLength(&y) is larger than M * N. A runtime may bind y to a part of a larger buffer as well.
 //! grid = ceil(M * N / WORKGROUP)
 
 struct Params { M: u32, N: u32, K: u32, K_packed: u32 }

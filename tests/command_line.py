@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,3 +85,28 @@ def process(*args: str | Path, stdin: bytes = b"", cwd: Path | None = None, **en
         command(*args), input=stdin, capture_output=True, cwd=cwd, env={**os.environ, **environment}, check=False
     )
     return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def on_a_terminal(*arguments: str | Path, **environment: str) -> str:
+    """Run qcs4w with a terminal as all three streams and return what it drew."""
+    master, slave = pty.openpty()
+    child = subprocess.Popen(
+        command(*arguments),
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", **environment},
+    )
+    os.close(slave)
+    drawn = b""
+    while True:
+        try:
+            part = os.read(master, 65536)
+        except OSError:  # the other end is closed
+            break
+        if not part:
+            break
+        drawn += part
+    child.wait()
+    os.close(master)
+    return drawn.decode()

@@ -51,6 +51,22 @@ def save_floats(path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[
     return write_safetensors(path, tensors, metadata)
 
 
+def save_folder(folder: Path, arrays: Mapping[str, np.ndarray], per_shard: int = 2) -> Path:
+    """Write a checkpoint folder of several shards with an index and a config."""
+    folder.mkdir()
+    names = list(arrays)
+    count = -(-len(names) // per_shard)
+    weight_map: dict[str, str] = {}
+    for index in range(count):
+        part = names[index * per_shard : (index + 1) * per_shard]
+        shard = f"model-{index + 1:05}-of-{count:05}.safetensors"
+        save_floats(folder / shard, {name: arrays[name] for name in part})
+        weight_map |= dict.fromkeys(part, shard)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "config.json").write_text('{"model_type": "none"}')
+    return folder
+
+
 def sparse_safetensors(path: Path, shape: tuple[int, ...], dtype: str = "F32", name: str = "a.weight") -> int:
     """Write a file with one all-zero tensor that takes no room on the disk; return the offset of its data."""
     nbytes = int(np.prod(shape, dtype=object)) * ITEM_NBYTES[dtype]

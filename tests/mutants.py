@@ -218,25 +218,29 @@ MUTANTS = {
 
 FLOOR = "SCALE_FLOOR = np.float32(2.0**-23)"
 ABSMAX = "np.maximum(weight.max(axis=1), -weight.min(axis=1))"
-PAD = "((0, 0), (0, 1)), constant_values=PAD_NIBBLE"
+PAD = "nibbles[:, columns:] = PAD_NIBBLE"
+SHIFT = "np.add(codes.view(np.uint8), np.uint8(OFFSET), out=nibbles[:, :columns])"
+JOIN = """    pairs *= np.uint16(0x1001)  # the even one is added to the high byte, 4 bits up: even << 4 | odd
+    pairs >>= np.uint16(8)
+"""
 
 # Edits of the packer: the file, and what is replaced in it.
 PACKING: dict[str, tuple[str, tuple[tuple[str, str], ...]]] = {
-    "pack: nibbles swapped": ("nibbles", (("    pairs <<= 4\n    pairs |= odd", "    pairs |= odd << 4"),)),
-    "pack: odd column from the even one": ("nibbles", (("odd = pairs >> 8", "odd = pairs & 0x0F"),)),
-    "pack: offset missing": (
+    "pack: nibbles swapped": ("nibbles", ((JOIN, "    pairs |= pairs >> np.uint16(4)\n"),)),
+    "pack: odd column from the even one": (
         "nibbles",
-        (("codes.view(np.uint8) + np.uint8(OFFSET)", "codes.view(np.uint8) & np.uint8(15)"),),
+        ((JOIN, "    pairs &= np.uint16(0xFF)\n    pairs *= np.uint16(0x11)\n"),),
     ),
+    "pack: offset missing": ("nibbles", ((SHIFT, "nibbles[:, :columns] = codes.view(np.uint8) & np.uint8(15)"),)),
     "pack: offset of 7": (
         "nibbles",
-        (("codes.view(np.uint8) + np.uint8(OFFSET)", "codes.view(np.uint8) + np.uint8(7) & np.uint8(15)"),),
+        ((SHIFT, "nibbles[:, :columns] = codes.view(np.uint8) + np.uint8(7) & np.uint8(15)"),),
     ),
     "pack: padded after the shift": (
         "nibbles",
-        ((PAD, "((0, 0), (0, 1))"),),
+        ((PAD, "nibbles[:, columns:] = 0"),),
     ),
-    "pack: high nibble alone": ("nibbles", (("    pairs |= odd\n", ""),)),
+    "pack: high nibble alone": ("nibbles", (("np.uint16(0x1001)", "np.uint16(0x1000)"),)),
     "pack: divisor 7": ("quantize", (("np.float32(7.5)", "np.float32(7)"),)),
     "pack: divisor 8": ("quantize", (("np.float32(7.5)", "np.float32(8)"),)),
     "pack: no floor on the scale": (

@@ -46,7 +46,7 @@ def of_markdown(text: str) -> Seen:
     """(status, tensor or file) of each line of the table, unescaped."""
     lines = [line for line in text.splitlines() if line.startswith("| ") and "N ×" not in line]
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines]
-    return [(row[0].split()[-1], re.sub(r"\\(.)", r"\1", row[1].strip())) for row in rows]
+    return [(row[0].split()[-1], re.sub(r"\\(.)", r"\1", row[1].strip() or row[2].strip())) for row in rows]
 
 
 class _Page(HTMLParser):

@@ -29,7 +29,7 @@ from qcs4w_packer.rowpack import pack_weight
 TRIALS = int(os.environ.get("QCS4W_TRIALS", "4"))
 
 # The smallest M, N, K at which 100 random trials of every fault and every pair of them were all named right; the
-# second has an odd K. K 6 has a tail of 2 to drop, K 7 tails of 1 and 3.
+# second has an odd K. K 6 has tails of 1 and 2 to drop, K 7 tails of 1 and 3.
 SMALLEST = ((4, 4, 6), (4, 5, 7))
 # No evidence can tell these apart: with an odd K, swapped nibbles read the pad, a zero, in place of the last column.
 SAME = {"nibbles swapped and dropped tail: last 1 column": "nibbles swapped"}
@@ -89,7 +89,7 @@ def test_every_fault_and_every_pair_is_named(seed: int, shape: tuple[int, int, i
     for fault in tried:
         causes = name_faults([suspects], [faulty(packed, x, fault, bias)])
         assert causes, fault.name
-        assert causes[0].name == SAME.get(fault.name, fault.name)
+        assert causes[0].name == (SAME.get(fault.name, fault.name) if in_features % 2 else fault.name)
         assert causes[0].residual < 1e-5
 
 
@@ -99,7 +99,7 @@ def test_the_list_of_faults_is_whole() -> None:
     assert len(set(names)) == len(names)
     singles = [name for name in names if " and " not in name]
     assert singles[0] == "qcs4w"
-    assert len(singles) == 1 + 7 + 5 + 3 + 3 + 2  # readings, scales, inputs, outputs, bias
+    assert len(singles) == 1 + 8 + 5 + 3 + 3 + 2  # readings, scales, inputs, outputs, bias
     assert "nibbles swapped and scales missing" in names
     assert "bias twice" in names
     assert not any("bias" in each.name for each in hypotheses(6, 4))
@@ -179,19 +179,61 @@ def test_one_wrong_code_has_no_cause(in_features: int) -> None:
     assert names(packed, x, x @ codes.T.astype(np.float32)) == []
 
 
-@pytest.mark.parametrize("kind", ["noise", "zeros", "nan", "negated", "doubled"])
+@pytest.mark.parametrize("kind", ["noise", "zeros", "nan"])
 def test_other_faults_have_no_cause(kind: str) -> None:
-    """Noise, zeros, NaN, a wrong sign or a wrong factor are not explained by any of the usual faults."""
+    """Noise, zeros and NaN are not explained by any of the usual faults."""
     packed, x = packed_of(random_codes(16, 33)), exact_input(33, 16, 0)
     right = misread(packed, x, Reading())
     y = {
         "noise": np.random.default_rng(0).standard_normal((16, 16)).astype(np.float32),
         "zeros": np.zeros_like(right),
         "nan": np.full_like(right, np.nan),
-        "negated": -right,
-        "doubled": 2 * right,
     }[kind]
     assert names(packed, x, y) == []
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_what_is_plain_to_see_is_named(has_bias: bool) -> None:
+    """A multiple of the right answer, and one whose rows or columns are reversed, are named as that, not as a bias."""
+    packed, x = packed_of(random_codes(16, 33)), exact_input(33, 16, 0)
+    bias = 300 * np.random.default_rng(0).standard_normal(16, np.float32) if has_bias else None
+    right = faulty(packed, x, Hypothesis(), bias)
+    for y, expected in (
+        (-right, "y is -1 × the right one"),
+        (2 * right, "y is 2 × the right one"),
+        (right[::-1], "rows of y reversed"),
+        (right[:, ::-1], "columns of y reversed"),
+    ):
+        causes = causes_of_output(packed, x, y, packed.scales, bias=bias)
+        assert [cause.name for cause in causes] == [expected]
+
+
+def test_a_multiple_has_to_be_one_for_all_probes() -> None:
+    """Where two probes are off by different factors, neither is the cause."""
+    packed, x = packed_of(random_codes(16, 33)), exact_input(33, 16, 0)
+    right = faulty(packed, x, Hypothesis())
+    evidence = [Evidence(x, factor * right, packed.scales) for factor in (np.float32(2), np.float32(3))]
+    assert explain_outputs(packed, evidence) == []
+
+
+def test_a_fault_that_leaves_much_is_one_in_part() -> None:
+    """Swapped nibbles that a second, unknown fault distorts are named, and it is said that they are not all."""
+    packed, x = packed_of(random_codes(32, 64)), exact_input(64, 16, 0)
+    y = misread(packed, x, Reading(EVEN_LOW))
+    y += 0.1 * np.abs(y).mean() * np.random.default_rng(0).standard_normal(y.shape).astype(np.float32)
+    cause = causes_of_output(packed, x, y, packed.scales)[0]
+    assert (cause.name, cause.evidence[:9]) == ("nibbles swapped", "in part: ")
+    assert cause.residual > 0.01
+
+
+@pytest.mark.parametrize("in_features", [2, 8, 64, 8192, 8194])
+def test_a_loop_that_ends_too_early_is_named(in_features: int) -> None:
+    """One column or one byte too few is named at an even K too."""
+    packed, x = packed_of(random_codes(8, in_features)), exact_input(in_features, 4, 0)
+    for tail, words in ((1, "last 1 column"), (2, "last 2 columns")):
+        if tail < in_features:
+            y = misread(packed, x, Reading(dropped_tail=tail))
+            assert names(packed, x, y) == [f"dropped tail: {words}"]
 
 
 def test_equal_readings_are_all_named() -> None:

@@ -1,8 +1,6 @@
 """What all commands share: start-up, exit codes, streams, JSON, completion."""
 
 import json
-import os
-import pty
 import signal
 import subprocess
 import sys
@@ -11,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import CommandLine, child_process, command, process
+from command_line import CommandLine, child_process, command, on_a_terminal, process
 from safetensors.numpy import save_file
 
 from qcs4w_cli.main import COMMANDS, cli
@@ -247,31 +245,6 @@ def test_a_name_cannot_forge_a_line(tmp_path: Path, qcs4w: CommandLine) -> None:
     for options in ([], ["--tensor", "a\npass  b"], ["--tensor", "no\nhint"]):
         result = qcs4w("inspect", path, *options)
         assert not [line for line in (result.out + result.err).splitlines() if line.startswith(("pass  b", "hint"))]
-
-
-def on_a_terminal(*arguments: str | Path, **environment: str) -> str:
-    """Run qcs4w with a terminal as all three streams and return what it drew."""
-    master, slave = pty.openpty()
-    child = subprocess.Popen(
-        command(*arguments),
-        stdin=slave,
-        stdout=slave,
-        stderr=slave,
-        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", **environment},
-    )
-    os.close(slave)
-    drawn = b""
-    while True:
-        try:
-            part = os.read(master, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        drawn += part
-    child.wait()
-    os.close(master)
-    return drawn.decode()
 
 
 def test_colour_on_a_terminal_only(packed_file: Path) -> None:

@@ -1,10 +1,14 @@
 """The pack command."""
 
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import CommandLine
+from command_line import CommandLine, child_process, on_a_terminal, process
+from making import raw_safetensors, save_floats, write_safetensors
+from packed_folders import write_index
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -145,3 +149,189 @@ def test_a_container_is_not_packed_again(packed_file: Path, qcs4w: CommandLine) 
 def test_the_output_is_named_as_what_it_is(checkpoint: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
     """An output with another suffix than .safetensors is refused, with the right name as the hint."""
     assert "p.safetensors" in qcs4w.refused("pack", checkpoint, "-o", tmp_path / "p.npz")
+
+
+def test_fp8_is_dequantized_and_its_scale_left_out(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """The dry run and the JSON say what is used up, and `verify --source` and `inspect --against` read the floats."""
+    weight = np.random.default_rng(0).integers(0, 0x7E, (5, 7), np.uint8)
+    tensors = {"a.weight": ("F8_E4M3", (5, 7), weight.tobytes()), "a.weight_scale": ("F32", (), b"\0\0\0\x3c")}
+    source = write_safetensors(tmp_path / "m.safetensors", tensors)
+    assert "used up: scale of a.weight" in qcs4w("pack", source, "--dry-run").out
+    out = tmp_path / "p.safetensors"
+    document = qcs4w("pack", source, "-o", out, "--json").document
+    assert document["packed"][0]["source_dtype"] == "F8_E4M3"
+    assert document["packed"][0]["fp8_scale"] == "a.weight_scale"
+    assert document["carried"][0] | {"nbytes": 4} == {
+        "tensor": "a.weight_scale", "dtype": "F32", "shape": [], "nbytes": 4,
+        "reason": "used up: scale of a.weight", "left_out": True, "shard": None,
+    }  # fmt: skip
+    assert "source equal" in qcs4w("verify", out, "--source", source).out
+    assert qcs4w("inspect", out, "--against", source).code == 0
+    lone = write_safetensors(tmp_path / "lone.safetensors", {"a.weight": tensors["a.weight"]})
+    assert "has no scale: none of a.weight_scale_inv, " in qcs4w.refused("pack", lone, "--dry-run")
+
+
+def test_patterns_and_additions(checkpoint: Path, qcs4w: CommandLine) -> None:
+    """--also adds to the default choice; `re:` stands wherever a glob does."""
+    document = qcs4w("pack", checkpoint, "-n", "--json", "--also", "re:embed.*", "--exclude", r"re:.*\.1\..*").document
+    assert [tensor["tensor"] for tensor in document["packed"]] == ["embed_tokens.weight", "layers.0.fc.weight"]
+    assert "unterminated character set at character 2" in qcs4w.refused("pack", checkpoint, "-n", "--also", "re:a[b")
+
+
+def test_what_is_turned_round_unasked_is_said(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """GPT-2's config.json settles the direction: a note on stderr, and a text in the JSON."""
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    weight = np.arange(12, dtype=np.float32).reshape(2, 6)
+    save_file({f"h.{i}.mlp.c_fc.weight": weight for i in (0, 1)}, folder / "model.safetensors")
+    result = qcs4w("pack", folder, "-o", tmp_path / "p")
+    said = "transposed: gpt2's Conv1D stores [in, out]: 'h.0.mlp.c_fc.weight' and 1 more"
+    assert said in result.err
+    document = qcs4w("pack", folder, "-n", "--json").document
+    assert document["notices"] == [said]
+    assert [(t["out_features"], t["in_features"]) for t in document["packed"]] == [(6, 2), (6, 2)]
+    assert "source equal" in qcs4w("verify", tmp_path / "p", "--source", folder).out
+    (folder / "config.json").write_text("{}")
+    assert "has the name of a GPT-2 Conv1D" in qcs4w.refused("pack", folder, "-n")
+
+
+LAYERS = 25
+
+
+@pytest.fixture
+def llama(tmp_path: Path, rng: np.random.Generator) -> Path:
+    """A checkpoint of two shards with 50 linears, a norm a layer and an embedding, and files beside them."""
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    tensors = {"model.embed_tokens.weight": rng.standard_normal((10, 6))}
+    for layer in range(LAYERS):
+        for name, shape in (("self_attn.q_proj", (4, 6)), ("mlp.up_proj", (5, 6)), ("input_layernorm", (6,))):
+            tensors[f"model.layers.{layer}.{name}.weight"] = rng.standard_normal(shape)
+    names = list(tensors)
+    for number, part in enumerate((names[:40], names[40:]), 1):
+        save_floats(folder / f"model-{number:05}-of-00002.safetensors", {name: tensors[name] for name in part})
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    (folder / "picture.png").write_bytes(b"")
+    return write_index(folder)
+
+
+def test_a_log_has_a_line_for_each_tensor(checkpoint: Path, llama: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Where stderr is no terminal each packed tensor is told once, with its number, shape, size, error and shard."""
+    lines = qcs4w("pack", checkpoint, "-o", tmp_path / "p.safetensors").err.splitlines()
+    assert [line[:31] for line in lines] == ["1/2 layers.0.fc.weight 12 × 33 ", "2/2 layers.1.fc.weight 8 × 12 F"]
+    assert "12 × 33 F32 → 252 B, error " in lines[0]
+    assert lines[0].endswith(" %")
+    lines = qcs4w("pack", llama, "-o", tmp_path / "packed").err.splitlines()
+    told = [line for line in lines if "/50 " in line]
+    assert len(told) == 50
+    assert told[0].startswith(" 1/50 model.layers.0.self_attn.q_proj.weight 4 × 6 F32 → 28 B, error ")
+    assert told[-1].endswith(", model-00002-of-00002.safetensors")
+    assert told[-1].startswith("50/50 ")
+    for option in ("--quiet", "--json", "--dry-run"):
+        assert "/50 " not in qcs4w("pack", llama, "-o", tmp_path / "packed", "--force", option).err
+
+
+def test_bars_on_a_terminal(llama: Path, tmp_path: Path) -> None:
+    """A terminal gets one bar for all bytes and one for the tensor in hand, both gone at the end; --quiet gets none."""
+    drawn = on_a_terminal("pack", llama, "-o", tmp_path / "a")
+    assert "packing" in drawn
+    assert "50/50" in drawn
+    assert " of 6.1 KiB" in drawn
+    assert drawn.count("\x1b[?25l") == drawn.count("\x1b[?25h") == 1  # the cursor comes back
+    assert "50/50 model" not in drawn  # no log
+    assert drawn.rstrip().splitlines()[-1].startswith(f"wrote {tmp_path / 'a'}")
+    plain = on_a_terminal("pack", llama, "-o", tmp_path / "b", NO_COLOR="1")
+    assert "50/50" in plain
+    assert "\x1b[3" not in plain
+    quiet = on_a_terminal("pack", llama, "-o", tmp_path / "c", "--quiet")
+    assert "50/50" not in quiet
+    assert "\x1b[?25l" not in quiet
+    dumb = on_a_terminal("pack", llama, "-o", tmp_path / "d", TERM="dumb")
+    assert "50/50 model.layers.24.mlp.up_proj.weight" in dumb
+    assert "\x1b" not in dumb
+
+
+def test_many_tensors_are_told_by_file_and_kind(llama: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """The table of a large checkpoint has a row for each shard and for each kind of name; -v has every tensor."""
+    result = qcs4w("pack", llama, "-o", tmp_path / "packed")
+    rows = [line.split() for line in result.out.splitlines()]
+    assert ["model-00001-of-00002.safetensors", "26", "14", "3.3", "KiB", "→"] in [row[:6] for row in rows]
+    assert [row[:7] for row in rows if row and row[0].startswith("model.layers.")] == [
+        ["model.layers.*.self_attn.q_proj", "25", "4", "×", "6", "700", "B"],
+        ["model.layers.*.mlp.up_proj", "25", "5", "×", "6", "875", "B"],
+    ]
+    document = qcs4w("pack", llama, "-o", tmp_path / "packed", "--force", "--json").document
+    errors = {t["tensor"]: t["quantization_error"]["relative"] for t in document["packed"]}
+    worst = max(errors, key=errors.__getitem__)
+    assert f"largest error {100 * errors[worst]:.1f} %: {worst}" in result.out
+    assert "packed 50 tensors, 26 others copied; " in result.out
+    assert f"wrote {tmp_path / 'packed'} (2 weight files; beside them 'config.json')" in result.out
+    assert "model.layers.17.mlp.up_proj.weight" in qcs4w("pack", llama, "-n", "-v").out
+
+
+def test_the_dry_run_of_a_large_checkpoint(llama: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """What is skipped is told by kind with its reason, the rest with sizes of files and of the disk; -v lists all."""
+    result = qcs4w("pack", llama, "-n", "-o", tmp_path / "packed", "--exclude", "*.mlp.*")
+    skipped = [line for line in result.out.splitlines() if line.endswith(("embedding", "norm", "excluded"))]
+    assert [line.split()[:2] for line in skipped] == [
+        ["model.embed_tokens.weight", "1"],
+        ["model.layers.*.mlp.up_proj.weight", "25"],
+        ["model.layers.*.input_layernorm.weight", "25"],
+    ]
+    assert "Warning: not in the output: picture.png (not what a checkpoint needs)" in result.err
+    document = qcs4w("pack", llama, "-n", "-o", tmp_path / "packed", "--exclude", "*.mlp.*", "--json").document
+    assert f"{document['output_nbytes'] / 1024:.1f} KiB of disk, " in result.err
+    assert document["free_nbytes"] > 0
+    assert "layers.17.input_layernorm" in qcs4w("pack", llama, "-n", "-v").out
+
+
+def test_the_document_tells_all(llama: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Shards with their sizes, where each tensor went, why it was turned round, what lies beside, and the time."""
+    out = tmp_path / "packed"
+    document = qcs4w("pack", llama, "-o", out, "--json", "--transpose", "*.0.mlp.*").document
+    assert {shard["file"]: shard["nbytes"] for shard in document["shards"]} == {
+        path.name: path.stat().st_size for path in out.glob("*.safetensors")
+    }
+    assert sum(shard["packed"] for shard in document["shards"]) == 50
+    assert (document["resumed"], document["beside"], document["free_nbytes"]) == (0, ["config.json"], None)
+    assert document["elapsed_ms"] > 0
+    (turned,) = [tensor for tensor in document["packed"] if tensor["transposed"]]
+    assert turned["transposed_why"] == "asked for by --transpose"
+    assert document["packed"][-1]["shard"] == document["carried"][-1]["shard"] == "model-00002-of-00002.safetensors"
+    assert document["packed"][0]["transposed_why"] is document["packed"][0]["stack"] is None
+
+
+def test_a_stack_is_told_as_one_kind(tmp_path: Path, rng: np.random.Generator, qcs4w: CommandLine) -> None:
+    """Experts name their stack in the JSON, and the summary counts them."""
+    source = save_floats(tmp_path / "m.safetensors", {"block.experts.w": rng.standard_normal((45, 2, 4))})
+    result = qcs4w("pack", source, "-o", tmp_path / "p.safetensors", "--also", "*")
+    assert "packed 45 tensors (45 out of 1 stack of experts), 0 others copied" in result.out
+    assert "block.experts.w.*  45  2 × 4" in result.out
+    document = qcs4w("pack", source, "-n", "--also", "*", "--json").document
+    assert {tensor["stack"] for tensor in document["packed"]} == {"block.experts.w"}
+
+
+def test_an_interrupted_run_goes_on(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Ctrl-C in the middle: exit code 130 and where the work is kept; the dry run and the next run speak of it."""
+    count, nbytes = 8, 4 * 2048 * 4096
+    slots = {f"layers.{i}.weight": (i * nbytes, (i + 1) * nbytes) for i in range(count)}
+    header = {name: {"dtype": "F32", "shape": [2048, 4096], "data_offsets": place} for name, place in slots.items()}
+    source = raw_safetensors(tmp_path / "m.safetensors", header)
+    os.truncate(source, source.stat().st_size + count * nbytes)
+    out = tmp_path / "p.safetensors"
+    with child_process("pack", source, "-o", out) as child:
+        assert child.stderr is not None
+        assert child.stderr.readline().startswith(b"1/8 layers.0.weight 2048")
+        os.kill(child.pid, signal.SIGINT)
+        told = child.stderr.read().decode()
+        assert child.wait(60) == 130
+    assert f"kept in {tmp_path / '.p.safetensors.qcs4w'}: the same command goes on from there" in told
+    assert told.endswith("Interrupted.\n")
+    assert not out.exists()
+    assert "an earlier run has left its work in" in qcs4w("pack", source, "-n", "-o", out).err
+    result = process("pack", source, "-o", out)
+    assert result.code == 0
+    assert "of 8 tensors were finished" in result.err
+    assert "1/8" not in result.err  # told by the run that did it
+    assert "of the tensors had been finished before" in result.out

@@ -136,6 +136,15 @@ def test_own_inputs(packed_file: Path, tmp_path: Path, rng: np.random.Generator,
     assert (result["tensor"], result["rows"], result["kernel"]) == ("layers.1.fc.weight", 18, "linear_tiled")
 
 
+def test_an_input_that_fits_no_tensor_is_one_complaint(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Where an input without a name could be that of several tensors, that is said, and nothing of a name it lacks."""
+    np.save(tmp_path / "x.npy", np.ones((2, 12), np.float32))
+    result = qcs4w("verify", packed_file, "-x", tmp_path / "x.npy")
+    assert result.code == 2
+    assert "choose one with --tensor" in result.err
+    assert "no packed tensor is named" not in result.err
+
+
 def test_what_the_inputs_do_not_reach_is_said(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
     """Tensors without an input, and arrays without a tensor, are named: a green answer hides neither."""
     np.savez(tmp_path / "x.npz", **{"layers.1.fc": np.ones((2, 12), np.float32), "typo": np.ones((2, 12), np.float32)})

@@ -5,14 +5,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from cases import open_gpu
 from command_line import CommandLine, process
 from test_cli_run import flip
 from test_cli_verify import swap_nibbles
 
+from qcs4w_cli.verify_batch import Batch
+from qcs4w_cli.verify_requests import Request, Thresholds
+from qcs4w_cli.verify_work import Device, Setting, Work
+from qcs4w_gpu import Kernel, Verdict
 from qcs4w_packer import pack_weight, save_container
 
 pytestmark = pytest.mark.gpu
@@ -66,13 +71,15 @@ def test_a_manifest_says_what_goes_with_what(
 
 
 BAD_LINES = {
-    "no JSON": ("{file: 1}", "is no JSON"),
+    "no JSON": ('{"file": }', "is no JSON: Expecting value, at column 10"),
     "not UTF-8": ('{"file": "\udcff"}', "is no JSON"),
     "a list": ("[1]", "is no JSON object"),
     "no file": ('{"tensor": "a"}', "names no file"),
+    "two files": ('{"file": "packed.safetensors", "file": "other.safetensors"}', "says 'file' twice"),
     "a typo": ('{"file": "a", "tensors": "b"}', "'tensors' is not known"),
     "no path": ('{"file": 7}', "file is 7, expected a path"),
-    "no rows": ('{"file": "a", "rows": 0}', "rows is 0, expected a whole number from 1"),
+    "no rows": ('{"file": "a", "rows": 0}', "rows is 0, expected a whole number from 1 to 4294967295"),
+    "no seed": ('{"file": "a", "seed": 18446744073709551616}', "expected a whole number from 0 to 1844674407370955"),
     "half a row": ('{"file": "a", "rows": 1.5}', "rows is 1.5"),
     "true rows": ('{"file": "a", "rows": true}', "rows is true"),
     "no number": ('{"file": "a", "source": "s", "max_quant_error": NaN}', "max_quant_error is NaN"),
@@ -103,6 +110,63 @@ def test_bad_lines_are_named_and_the_rest_goes_on(packed_file: Path, tmp_path: P
         assert words in each["error"]["message"]
 
 
+def test_a_manifest_may_begin_as_some_editors_write_it(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """A byte order mark and lines that end in CR LF are no fault; seeds are as large as --seed takes them."""
+    line = b'{"file": "packed.safetensors", "seed": 18446744073709551615}\r\n'
+    (tmp_path / "m.jsonl").write_bytes(b"\xef\xbb\xbf" + line + line)
+    assert qcs4w("verify", "--manifest", tmp_path / "m.jsonl", "--json").document["summary"]["pass"] == 4
+
+
+def test_a_line_may_name_a_folder(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """A folder in a manifest stands for the packed files in it, as it does as an argument; one without any is named."""
+    for name in ("some/a", "some/b"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.safetensors").write_bytes(packed_file.read_bytes())
+    (tmp_path / "none").mkdir()
+    manifest = manifest_of(tmp_path / "m.jsonl", {"file": "some", "rows": 2}, {"file": "none"})
+    document = qcs4w("verify", "--manifest", manifest, "--json").document
+    assert document["summary"] == {"pass": 4, "fail": 0, "error": 1}
+    assert {(result["line"], result.get("rows")) for result in document["results"]} == {(1, 2), (2, None)}
+    assert "there is no packed file in this folder" in document["results"][-1]["error"]["message"]
+
+
+def test_a_fault_of_ours_costs_one_tensor(packed_file: Path) -> None:
+    """An error that nobody foresaw, before or after a tensor is judged, is that tensor's, and the rest goes on."""
+
+    def stumble(work: Work, verdict: Verdict) -> None:
+        raise ZeroDivisionError(work.entry.name)
+
+    device = Device(open_gpu)
+    wrong = Setting(device, kernel=cast(Kernel, object()))  # has none of a kernel's attributes
+    requests = [Request(packed_file, ("layers.0.fc",)), Request(packed_file)]
+    seen = [outcome.result["error"] for outcome in Batch(wrong).results(requests)]
+    assert [error["code"] for error in seen] == ["internal"] * 3
+    assert all(error["message"].startswith("internal error: AttributeError: ") for error in seen)
+    assert all("please report it" in error["hint"] for error in seen)
+
+    strict = Request(packed_file, source=packed_file.parent / "model.safetensors", thresholds=Thresholds(0.0))
+    results = [outcome.result for outcome in Batch(Setting(device), on_failure=stumble).results([strict, *requests])]
+    device.close()
+    assert [result["status"] for result in results] == ["error"] * 2 + ["pass"] * 3
+    assert results[0]["error"]["message"] == "internal error: ZeroDivisionError: layers.0.fc.weight"
+
+
+def test_a_kernel_is_not_passed_over_in_silence(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """A line with an output is an error where a kernel is to be judged: it would not run."""
+    np.save(tmp_path / "x.npy", np.ones((1, 12), np.float32))
+    line = {"file": "packed.safetensors", "tensor": "layers.1.fc", "input": "x.npy", "output": "x.npy"}
+    manifest = manifest_of(tmp_path / "m.jsonl", line)
+    result = qcs4w("verify", "--manifest", manifest, "--kernel", "linear_naive")
+    assert result.code == 2
+    assert "no kernel runs, --kernel has no meaning" in result.err
+
+
+def test_stdin_is_read_once(packed_file: Path, qcs4w: CommandLine) -> None:
+    """Two lists, or a list and an input, from stdin are refused: the second would be empty."""
+    for options in (["--manifest", "-", "--files-from", "-"], ["-x", "-", "--manifest", "-"]):
+        assert "cannot share stdin" in qcs4w.refused("verify", packed_file, *options)
+
+
 def test_strict_stops_at_a_bad_line(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
     """--strict: what stands before the bad line is reported, what stands after it is not, and that is said."""
     manifest = manifest_of(tmp_path / "m", {"file": "packed.safetensors"}, "?", {"file": "packed.safetensors"})
@@ -124,6 +188,7 @@ def test_manifests_that_cannot_be_read(tmp_path: Path, qcs4w: CommandLine) -> No
     """A manifest that is missing, a folder, or empty is one error."""
     assert "missing: cannot be read" in qcs4w.refused("verify", "--manifest", tmp_path / "missing")
     assert "cannot be read" in qcs4w.refused("verify", "--manifest", tmp_path)
+    assert "missing: cannot be read" in qcs4w.refused("verify", tmp_path, "--manifest", tmp_path / "missing")
     (tmp_path / "empty").write_text("\n\n")
     assert "there is nothing to verify" in qcs4w.refused("verify", "--manifest", tmp_path / "empty")
 
@@ -154,6 +219,15 @@ def test_nothing_in_a_folder_or_glob_is_said(tmp_path: Path, packed_file: Path, 
     assert "there is no packed file in this folder" in result.err
     assert "*.nothing: matches no file" in result.err
     assert "2 passed, 0 failed, 2 could not be checked" in result.out
+
+
+def test_a_folder_without_packed_files_does_not_end_a_glob(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """What a pattern matches after such a folder is verified all the same."""
+    (tmp_path / "many" / "a").mkdir(parents=True)
+    save_packed(tmp_path / "many" / "b.safetensors", "fc.weight")
+    document = qcs4w("verify", tmp_path / "many" / "*", "--json").document
+    assert places(document) == [("a", None), ("b.safetensors", "fc.weight")]
+    assert document["summary"] == {"pass": 1, "fail": 0, "error": 1}
 
 
 def test_every_tensor_is_in_exactly_one_shard(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
@@ -237,6 +311,11 @@ def test_thresholds_of_the_quantization_error(packed_file: Path, checkpoint: Pat
     assert [r["max_quant_error"] for r in document["results"]] == [0.5, 0.01]
     assert [r["exceeds_quant_error"] for r in document["results"]] == [False, True]
     assert "no tensor fits '*.9.*'" in qcs4w(*arguments, "--max-quant-error", "*.9.*=0.01").err
+    document = qcs4w(
+        *arguments, "--max-quant-error", r"re:.*\.1\..*=0.01", "--max-quant-error", "0.5", "--json"
+    ).document
+    assert [r["max_quant_error"] for r in document["results"]] == [0.5, 0.01]
+    assert "unterminated" in qcs4w.refused(*arguments, "--max-quant-error", "re:(=0.01")
 
 
 def test_thresholds_for_the_lines_of_a_manifest(
@@ -255,7 +334,7 @@ def test_bad_thresholds(packed_file: Path, checkpoint: Path, qcs4w: CommandLine)
     """A threshold without a source, or one that is no number, is refused."""
     assert "needs --source" in qcs4w.refused("verify", packed_file, "--max-quant-error", "0.1")
     for text in ("a", "-1", "nan", "=0.1", "*=inf"):
-        assert "neither X nor GLOB=X" in qcs4w.refused(
+        assert "neither X nor PATTERN=X" in qcs4w.refused(
             "verify", packed_file, "--source", checkpoint, "--max-quant-error", text
         )
 

@@ -103,14 +103,15 @@ def test_swapped_nibbles_and_nan_are_named(
 @pytest.mark.parametrize(
     ("y", "words"),
     [
-        (np.zeros((4, 9), np.float32), "the output has shape [4, 9], expected [4, 8]"),
+        (np.zeros((4, 9), np.float32), "y.npy: the output has shape [4, 9], expected [4, 8]"),
+        (np.zeros((8, 4), np.float32), "Hint: save it transposed"),
         (np.zeros((5, 8), np.float32), "the output has shape [5, 8], expected [4, 8]"),
         (np.zeros((8,), np.float32), "the output has shape [8], expected [4, 8]"),
         (np.zeros((4, 8), np.int32), "expected floats"),
         (np.zeros((0, 8), np.float32), "the output has shape [0, 8]"),
         (np.float32(1), "expected floats of shape"),
     ],
-    ids=["columns", "rows", "rank", "dtype", "no rows", "scalar"],
+    ids=["columns", "turned", "rows", "rank", "dtype", "no rows", "scalar"],
 )
 def test_a_wrong_output_is_one_error(
     y: np.ndarray, words: str, packed_file: Path, tmp_path: Path, qcs4w: CommandLine
@@ -138,3 +139,20 @@ def test_bad_files(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> Non
     assert result.code == 2
     assert "no array is the output of 'layers.0.fc.weight' (arrays: 'layers.1.fc')" in result.err
     assert "1 passed, 0 failed, 1 could not be checked" in result.out
+
+
+def test_zeros_that_were_never_written(
+    packed_file: Path, saved: dict[str, np.ndarray], tmp_path: Path, qcs4w: CommandLine
+) -> None:
+    """Where every wrong element is 0, a kernel that did not write them is the first guess; others are no zeros."""
+    saved["layers.0.fc"][..., 3:] = 0
+    saved["layers.1.fc"][..., 3:] = [[[0]], [[1]]]
+    np.savez(tmp_path / "y.npz", **saved)
+    options = ("--input", tmp_path / "x.npz", "--output", tmp_path / "y.npz")
+    result = qcs4w("verify", packed_file, *options, "--markdown", tmp_path / "r.md")
+    assert result.code == 1
+    assert result.out.count("bounded: all wrong elements are 0: not written?") == 1
+    assert (tmp_path / "r.md").read_text().count("all wrong elements are 0: not written?") == 1
+    first, second = qcs4w("verify", packed_file, *options, "--json").document["results"]
+    assert first["bounded"]["wrong_zeros"] == first["bounded"]["failures"]
+    assert 0 < second["bounded"]["wrong_zeros"] < second["bounded"]["failures"]

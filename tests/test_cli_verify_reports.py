@@ -1,6 +1,7 @@
 """verify's reports: they agree with each other, are whole or not there, and take hostile names."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -51,6 +52,44 @@ def test_all_reports_of_one_run_agree(tmp_path: Path, qcs4w: CommandLine) -> Non
     assert of_markdown(markdown.replace("&lt;", "<")) == [missing, expected[1], expected[0], expected[2]]
     for text in (page, markdown, (tmp_path / "r.csv").read_text(), (tmp_path / "r.xml").read_text()):
         assert "nibbles swapped" in text
+
+
+def test_a_tensor_that_is_verified_twice_can_be_told_apart(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """No two test cases, rows or headings are called the same: where a name is not enough, its line is told."""
+    right = pack_weight(np.random.default_rng(0).standard_normal((3, 4), np.float32))
+    for file in ("a", "b"):
+        save_container(tmp_path / f"{file}.safetensors", {"fc.weight": right})
+    np.save(tmp_path / "x.npy", np.ones((1, 4), np.float32))
+    np.save(tmp_path / "y.npy", np.full((1, 3), 9, np.float32))
+    twice = ['{"file": "a.safetensors", "input": "x.npy", "output": "y.npy"}', '{"file": "a.safetensors", "rows": 2}']
+    (tmp_path / "batch.jsonl").write_text("\n".join([*twice, '{"file": "b.safetensors"}', "{", "{"]))
+    options = report_options(tmp_path)
+    assert qcs4w("verify", "--manifest", tmp_path / "batch.jsonl", *options).code == 2
+    names = ["fc.weight (line 1)", "fc.weight (line 2)", "fc.weight"]
+    assert [name for _, name in of_junit((tmp_path / "r.xml").read_text())] == [*names, " (line 4)", " (line 5)"]
+    markdown = (tmp_path / "r.md").read_text().splitlines()
+    assert markdown[4].startswith("| | tensor | file | N × K |")
+    cells = [line.split(" | ")[1:3] for line in markdown[6:]]
+    assert cells[2][0] == "fc.weight (line 1)"
+    assert cells[4] == ["fc.weight", str(tmp_path / "b.safetensors").replace("_", "\\_")]
+    assert len({tuple(each) for each in cells}) == 5
+    assert f"{tmp_path / 'a.safetensors'}: fc.weight (line 1)</h3>" in (tmp_path / "r.html").read_text()
+
+
+def test_the_axis_of_bounds_that_are_alike_can_be_read() -> None:
+    """Where all bounds lie within one power of ten, the ends of the axis alone are labelled: more would overlap."""
+    import re
+
+    from cases import packed_of, random_codes
+
+    from qcs4w_cli.report_plots import svgs
+    from qcs4w_gpu.picture import picture_of
+
+    bounds = np.array([[2.4e-4, 2.9e-4, 3.7e-4]])
+    picture = picture_of(packed_of(random_codes(3, 4)), np.ones((1, 3), np.float32), np.zeros((1, 3)), bounds)
+    plot = next(svg for title, svg in svgs(picture, "t0") if title == "error against bound")
+    axis = plot[plot.index("matplotlib.axis_1") : plot.index("matplotlib.axis_2")]
+    assert re.findall(r"<text[^>]*>([^<]*)</text>", axis) == ["0.00024", "0.00037", "bound"]
 
 
 def test_the_numbers_of_the_csv_are_those_of_the_json(tmp_path: Path, qcs4w: CommandLine) -> None:
@@ -141,6 +180,63 @@ def test_reports_are_not_overwritten(tmp_path: Path, qcs4w: CommandLine) -> None
     assert not lines.exists()  # nothing was verified: nothing is in the way of the next try
     assert "both want stdout" in qcs4w(*arguments, "--jsonl", "-", "--json").out
     assert not same.exists()
+
+
+def test_no_report_replaces_what_is_read(
+    packed_file: Path, checkpoint: Path, tmp_path: Path, qcs4w: CommandLine
+) -> None:
+    """Not even --force lets a report take the place of a packed file, source, input, output, manifest or kernel."""
+    packed, x, y = packed_file, tmp_path / "x.npy", tmp_path / "y.npy"
+    np.save(x, np.zeros((1, 12), np.float32))
+    np.save(y, np.zeros((1, 8), np.float32))
+    manifest, kernel, names = tmp_path / "m.jsonl", tmp_path / "mine.wgsl", tmp_path / "names"
+    manifest.write_text('{"file": "none.safetensors"}\n{"file": "packed.safetensors"}\n')
+    kernel.write_bytes((Path(__file__).parent.parent / "examples" / "my_kernel.wgsl").read_bytes())
+    names.write_text(f"{packed}\n")
+    one = ["--tensor", "layers.1.fc", "-x", x]
+    cases: list[tuple[Path, list[str | Path]]] = [
+        (packed, [packed]),
+        (packed, [tmp_path / "pack*"]),
+        (packed, ["--manifest", manifest]),
+        (manifest, ["--manifest", manifest]),
+        (names, ["--files-from", names]),
+        (checkpoint, [packed, "--source", checkpoint]),
+        (kernel, [packed, "--kernel", kernel]),
+        (kernel, ["--sweep", "--kernel", kernel]),
+        (x, [packed, *one]),
+        (y, [packed, *one, "-y", y]),
+    ]
+    for file, arguments in cases:
+        before = file.read_bytes()
+        for kind in ("--csv", "--jsonl"):
+            error = qcs4w.refused("verify", *arguments, kind, file, "--force")
+            assert "is the file being read; sources are never changed" in error
+            assert file.read_bytes() == before
+    (tmp_path / "old.csv").write_text("old")
+    assert qcs4w("verify", packed, "--csv", tmp_path / "old.csv", "--force").code == 0
+    assert "layers.1.fc" in (tmp_path / "old.csv").read_text()
+
+
+def test_reports_that_cannot_be_written_are_refused_before_any_work(
+    packed_file: Path, tmp_path: Path, qcs4w: CommandLine
+) -> None:
+    """A report has a file of its own, which is neither stdout nor the folder of --save-failing."""
+    assert "does not go to stdout" in qcs4w.refused("verify", packed_file, "--csv", "-")
+    folder = tmp_path / "failing"
+    assert "cannot both go to" in qcs4w.refused("verify", packed_file, "--csv", folder, "--save-failing", folder)
+
+
+def test_a_file_name_that_is_no_unicode(packed_file: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """What cannot be checked is in every report, whatever the bytes of its name."""
+    missing = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\x1b[31m<b>.safetensors")
+    result = qcs4w("verify", packed_file, missing, *report_options(tmp_path))
+    assert result.code == 2
+    assert "2 passed, 0 failed, 1 could not be checked" in result.out
+    assert "internal" not in result.err
+    for name in ("r.xml", "r.csv", "r.md", "r.html"):
+        text = (tmp_path / name).read_text()
+        assert "udcff" in text
+        assert "\x1b" not in text
 
 
 def test_a_page_without_matplotlib(tmp_path: Path, qcs4w: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,9 @@
 """verify --save-failing: what is saved is small, complete, and fails again by its own command."""
 
+import os
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +28,7 @@ def _adapter(gpu: object) -> None:
 def repeat(folder: Path) -> list[Result]:
     """Run the commands of a folder."""
     lines = (folder / "reproduce.sh").read_text().splitlines()
-    commands = [shlex.split(line) for line in lines if line and not line.startswith("#")]
+    commands = [shlex.split(line) for line in lines if line and not line.startswith(("#", "cd "))]
     assert all(words[:2] == ["qcs4w", "verify"] for words in commands)
     return [process(*words[1:], cwd=folder) for words in commands]
 
@@ -68,6 +71,35 @@ def test_a_kernels_failure_is_saved_small(
     assert expected.shape == got.shape == (1, shape[0])
     assert not np.array_equal(expected.astype(np.float32), got)
     assert [each.code for each in repeat(folder)] == [1, 1]
+
+
+def test_a_failure_of_the_sweep_is_saved_too(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Of the shape at which a sweep ends, the smallest part that fails is saved, and fails again."""
+    kernel, folder = tmp_path / "mine.wgsl", tmp_path / "failing"
+    kernel.write_text(
+        edited(MINE.read_text(), ("let k = 2u * byte;", "let k = 2u * byte; if (k >= 32u) { continue; }"))
+    )
+    result = qcs4w("verify", "--sweep", "--kernel", kernel, "--save-failing", folder)
+    assert result.code == 1
+    assert f"wrote {folder}" in result.err
+    packed = load_packed(folder / "000.safetensors")
+    assert (packed.out_features, packed.in_features) == (1, 64)
+    assert "# M 1, N 2, K 64, y[" in (folder / "reproduce.sh").read_text()
+    assert [each.code for each in repeat(folder)] == [1]
+
+
+def test_the_script_runs_from_anywhere(tmp_path: Path, rng: np.random.Generator, qcs4w: CommandLine) -> None:
+    """What is printed repeats the failures, whatever folder one is in and whatever theirs is called."""
+    path, kernel, folder = packed_files(tmp_path, rng, (5, 7)), tmp_path / "mine.wgsl", tmp_path / "it's failing"
+    kernel.write_text(edited(MINE.read_text(), ("pair >> 4u", "pair >> 3u")))
+    result = qcs4w("verify", path, "--kernel", kernel, "--save-failing", folder)
+    printed = result.err.split("to repeat it: ")[1].splitlines()[0]
+    (tmp_path / "qcs4w").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m qcs4w_cli "$@"\n')
+    (tmp_path / "qcs4w").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(["sh", "-c", printed], cwd="/", env=environment, capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("FAIL  weight") == 2
 
 
 def test_one_wrong_code_is_saved(tmp_path: Path, rng: np.random.Generator, qcs4w: CommandLine) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import CommandLine
+from safetensors.numpy import load_file
 
 from qcs4w_packer import PackedLinear, load_packed, pack_codes, pack_weight, save_container
 
@@ -84,3 +85,27 @@ def test_options_that_do_not_go_together(packed_file: Path, checkpoint: Path, qc
     arguments = ("verify", packed_file, "--than", packed_file)
     for wrong in ((), (packed_file, "--source", checkpoint), ("--source", checkpoint, "--max-quant-error", "1")):
         assert "--than compares two packed files" in qcs4w.refused(*arguments, *wrong)
+    error = qcs4w.refused(*arguments, "--source", checkpoint, "--html", "r.html", "--sweep", "--save-failing", "d")
+    assert "Hint: it has no --sweep and no --save-failing and no --html" in error
+
+
+def test_a_source_that_is_not_finite(packed_file: Path, checkpoint: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Against NaN no error can be told: it is named, and never "equal"."""
+    weights = {name: array.copy() for name, array in load_file(checkpoint).items()}
+    weights[NAME][3, 5] = np.nan
+    np.savez(tmp_path / "w.npz", **weights)
+    result = qcs4w("verify", packed_file, "--than", packed_file, "--source", tmp_path / "w.npz")
+    assert result.code == 2
+    assert f"'{NAME}' holds nan at row 3, column 5" in result.err
+    assert "equal for 1; 1 could not be compared" in result.out
+
+
+@pytest.mark.parametrize(
+    "option", [["--no-bias"], ["--fail-fast"], ["--timeout", "3"], ["--grid", "1"], ["--save-failing", "folder"]]
+)
+def test_options_without_a_meaning_are_refused(
+    option: list[str], packed_file: Path, checkpoint: Path, qcs4w: CommandLine
+) -> None:
+    """What a comparison does not heed is said, and not passed over."""
+    arguments = ("verify", packed_file, "--than", packed_file, "--source", checkpoint)
+    assert "--than compares two packed files" in qcs4w.refused(*arguments, *option)

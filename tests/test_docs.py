@@ -11,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from making import save_floats
+from packed_folders import shard_name, write_index
 from safetensors.numpy import load_file
 
 from qcs4w_cli.main import COMMANDS, cli
@@ -41,7 +43,21 @@ def folder(model: Path, tmp_path: Path) -> Path:
     weight = np.random.default_rng(1).standard_normal((384, 384), np.float32)
     np.save(tmp_path / "weight.npy", weight)
     pack_weight(weight).packed.tofile(tmp_path / "packed.bin")
+    make_checkpoint(tmp_path / "checkpoint")
     return tmp_path
+
+
+def make_checkpoint(folder: Path) -> None:
+    """Make a Llama-like checkpoint of two shards."""
+    folder.mkdir()
+    rng = np.random.default_rng(2)
+    tensors = {name: rng.standard_normal((16, 8)) for name in ("model.embed_tokens.weight", "lm_head.weight")}
+    for layer in (0, 1):
+        shapes = {"self_attn.q_proj": (8, 8), "mlp.up_proj": (24, 8), "input_layernorm": (8,)}
+        part = {f"model.layers.{layer}.{name}.weight": rng.standard_normal(shape) for name, shape in shapes.items()}
+        save_floats(folder / shard_name(layer + 1, 2), part | (tensors if layer else {}))
+    (folder / "config.json").write_text('{"model_type": "llama", "architectures": ["LlamaForCausalLM"]}')
+    write_index(folder)
 
 
 def pooled(path: Path, x: np.ndarray) -> np.ndarray:
@@ -87,6 +103,7 @@ def test_every_example_of_the_help_runs(name: str, line: str, folder: Path) -> N
     assert line.startswith(f"qcs4w {name}")
     if name != "pack":
         pack_file(folder / "model.safetensors", folder / "packed.safetensors")
+        pack_file(folder / "checkpoint", folder / "packed_checkpoint")
     for copy in ("again", "other") if name in ("diff", "verify") else ():
         shutil.copy(folder / "packed.safetensors", folder / f"{copy}.safetensors")
     call(line, folder)

@@ -11,7 +11,7 @@ import pytest
 from making import leftovers, run_python
 
 from qcs4w_packer import OutputError
-from qcs4w_packer.files import check_target, replacing, replacing_folder, write_at, write_file
+from qcs4w_packer.files import check_folder, check_target, replacing, replacing_folder, write_at, write_file
 
 
 def test_a_file_appears_when_the_block_ends(tmp_path: Path) -> None:
@@ -138,12 +138,15 @@ def foreign_folder() -> Iterator[Path]:
 
 
 def test_a_folder_that_may_not_be_written(foreign_folder: Path) -> None:
-    """Without permission it is an OutputError that says so; root gives its rights up for this."""
+    """Without permission it is an OutputError that says so before any work; root gives its rights up for this."""
     is_root = os.geteuid() == 0
     if is_root:
         os.seteuid(65534)
     try:
-        with pytest.raises(OutputError, match="cannot be written: Permission denied; nothing was changed"):
+        for refuse in (check_target, check_folder):
+            with pytest.raises(OutputError, match=r"cannot be written: the folder .* is closed to you"):
+                refuse(foreign_folder / "out")
+        with pytest.raises(OutputError, match=r"cannot be written: the folder .* is closed to you"):
             write_file(foreign_folder / "out", b"new")
     finally:
         if is_root:

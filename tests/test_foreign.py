@@ -131,3 +131,18 @@ def test_leading_dimensions_of_one_do_not_matter() -> None:
     packed, x = weight(), inputs()
     assert judge_output(packed, x, product(packed, x)[None]).status == "pass"
     assert judge_output(packed, x[:, None], product(packed, x)).status == "pass"
+
+
+@pytest.mark.parametrize(
+    ("size", "in_features"), [(0.0, 67), (1e-42, 67), (1.0, 200_000)], ids=["zero", "tiny", "wide"]
+)
+def test_a_pass_that_zeros_would_have_had_is_told(size: float, in_features: int) -> None:
+    """Where the bound is wider than y, zeros pass, and the verdict says so; it says nothing of a telling input."""
+    packed = weight(2, in_features)
+    x = inputs(1, in_features) * np.float32(size)
+    verdict = judge_output(packed, x, np.zeros((1, 2), np.float32))
+    assert verdict.status == "pass"
+    assert any("2 of 2 elements of y should be no larger than their bound" in text for text in verdict.warnings)
+    telling = inputs(1, 67)
+    right = weight(2, 67)
+    assert not judge_output(right, telling, product(right, telling).astype(np.float32)).warnings

@@ -176,6 +176,22 @@ def test_faulty_kernels_are_refused(source: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        "}" * 20_000 + "{" * 20_000 + "}" * 20_000,
+        "{)" * 20_000 + "}" * 20_000,
+        "(" * 101,
+        "{" * 200_000 + "}" * 200_000,
+    ],
+    ids=["stray ones first", "of two kinds", "not closed", "nested"],
+)
+def test_brackets_do_not_keep_the_parser_busy(text: str) -> None:
+    """Text that is nested without end is refused at once, however its brackets are mixed."""
+    with pytest.raises(KernelError, match="is nested"):
+        parse_kernel("k", SMALL + text)
+
+
+@pytest.mark.parametrize(
     "expression",
     [
         "__import__('os').system('touch hacked')",
@@ -229,11 +245,23 @@ def test_grids_are_evaluated(expression: str, expected: int) -> None:
     assert kernel.workgroups({"M": 5, "N": 12, "K": 7, "K_packed": 13}) == expected
 
 
+def test_a_grid_that_makes_no_sense_is_one_error(recwarn: pytest.WarningsRecorder) -> None:
+    """What Python itself would warn of is one error, and nothing beside it."""
+    for expression in ("1if M", "1or M", r"'\d'"):
+        kernel = parse_kernel("k", edited(SMALL, ("ceil(M * N / WORKGROUP)", expression)))
+        with pytest.raises(KernelError, match="cannot evaluate"):
+            kernel.workgroups({"M": 1, "N": 1, "K": 1, "K_packed": 1})
+    assert not recwarn.list
+
+
 def test_kernel_files_are_read(tmp_path: Path) -> None:
     """A kernel is named after its file; a file that cannot be read is a KernelError."""
     path = tmp_path / "mine.wgsl"
     path.write_text(SMALL, "utf-8")
     assert read_kernel(path).name == "mine"
+    plain = read_kernel(path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # as some editors write it
+    assert read_kernel(path) == plain
     path.write_bytes(b"\xff\xfe")
     for wrong in (path, tmp_path / "none.wgsl", tmp_path):
         with pytest.raises(KernelError, match=re.escape(str(wrong))):

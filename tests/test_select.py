@@ -1,12 +1,17 @@
 """Which tensors are packed, from names and shapes alone: every source here fails when its data is touched."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from making import time_limit
 
-from qcs4w_packer import Request, SelectionError, UnknownTensorError
-from qcs4w_packer.select import SKIP_RULES, Choice, choose, did_you_mean, matches
+from qcs4w_packer import Request, SelectionError, UnknownTensorError, UsageError
+from qcs4w_packer.architecture import tied_names
+from qcs4w_packer.name_patterns import did_you_mean, matches
+from qcs4w_packer.select import Choice, choose
+from qcs4w_packer.skip_rules import SKIP_RULES
 from qcs4w_packer.weights import Source, SourceTensor
 
 Shape = tuple[int, ...]
@@ -60,6 +65,17 @@ SKIPPED = {
     "h.0.LN_f.weight": "norm",
     "mlp.router.weight": "router of experts",
     "mlp.shared_expert_gate.weight": "router of experts",
+    # GGUF
+    "token_embd.weight": "embedding",
+    "per_layer_token_embd.weight": "embedding",
+    "token_types.weight": "embedding",
+    "enc.blk.0.attn_rel_b.weight": "position bias",
+    "blk.0.attn_norm.weight": "norm",
+    "output.weight": "output head, packed on request",
+    "cls.output.weight": "output head, packed on request",
+    "blk.0.ffn_gate_inp.weight": "router of experts",
+    "blk.0.ffn_gate_inp_shexp.weight": "router of experts",
+    "blk.0.ssm_conv1d.weight": "convolution",
 }
 
 UNFIT: dict[str, tuple[str, Shape, str]] = {
@@ -138,10 +154,10 @@ def test_what_cannot_be_packed_is_refused_by_name(dtype: str, shape: Shape, reas
 
 @pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"])
 def test_fp8_is_refused_and_not_passed_over(dtype: str) -> None:
-    """An fp8 weight that would be chosen is an error; excluding it is the way round."""
+    """An fp8 weight without a scale that would be chosen is an error; excluding it is the way round."""
     tensors: Tensors = {"a.weight": (4, 6), "q.weight": (dtype, (4, 6))}
     for request in ({}, {"include": ("*",)}, {"include": ("*.weight",)}):
-        with pytest.raises(SelectionError, match=rf"tensor 'q\.weight' is {dtype}, which cannot be packed") as caught:
+        with pytest.raises(SelectionError, match=rf"tensor 'q\.weight' \[4, 6\] is {dtype} and has no scale") as caught:
             packed(tensors, **request)
         assert "--exclude" in (caught.value.hint or "")
     for named in ("tensors", "include"):
@@ -314,7 +330,7 @@ def test_a_stack_is_split_by_request() -> None:
     tensors: Tensors = {"experts.weight": (3, 4, 6), "fc.weight": (4, 6)}
     action, reason = reasons(tensors)["experts.weight"]
     assert action == "carry"
-    assert "split into matrices by request (--include 'experts.weight')" in reason
+    assert "split into matrices by request (--also 'experts.weight')" in reason
     requests: list[dict[str, tuple[str, ...]]] = [
         {"include": ("experts.*",)}, {"tensors": ("experts.weight",)}, {"transpose": ("experts.*",)},
     ]  # fmt: skip
@@ -403,7 +419,11 @@ def test_other_usual_names_of_embeddings_and_heads(name: str) -> None:
 
 
 def test_a_module_stands_for_its_weight() -> None:
-    """--tensor takes the module's name as the other commands do; a tensor of that very name comes first."""
+    """Every option takes the module's name as the other commands do; a tensor of that very name comes first."""
+    tensors: Tensors = {"fc.weight": (4, 6), "fc.bias": (4,), "lm_head.weight": (9, 6)}
+    assert packed(tensors, also=("lm_head",)) == ["fc.weight", "lm_head.weight"]
+    assert packed(tensors, include=("lm_head",), transpose=("lm_head",)) == ["lm_head.weight"]
+    assert packed(tensors, include=("*.weight",), exclude=("fc",)) == ["lm_head.weight"]
     assert packed({"fc.weight": (4, 6), "fc.bias": (4,), "g.weight": (4, 6)}, tensors=("fc",)) == ["fc.weight"]
     assert packed({"fc": (4, 6), "fc.weight": (4, 6)}, tensors=("fc",)) == ["fc"]
     with pytest.raises(UnknownTensorError) as caught:
@@ -427,3 +447,68 @@ def test_tensor_and_include_contradict_each_other() -> None:
     """--tensor says "only these": a pattern beside it is an error."""
     with pytest.raises(SelectionError, match="by --tensor and by --include"):
         packed({"a.weight": (4, 6), "b.weight": (4, 6)}, tensors=("a.weight",), include=("b.*",))
+
+
+def test_also_adds_to_the_choice() -> None:
+    """--also takes heads and others beside the default choice or --include; --exclude still takes them out."""
+    tensors: Tensors = {**THREE, "lm_head.weight": (9, 6), "wte.weight": (9, 6)}
+    assert packed(tensors, also=("lm_head.weight",)) == ["a.weight", "b.weight", "lm_head.weight"]
+    assert packed(tensors, also=(r"re:(lm_head|wte)\.weight",), include=("c.*",)) == [
+        "c.table", "lm_head.weight", "wte.weight"
+    ]  # fmt: skip
+    assert packed(tensors, also=("*.weight",), exclude=("wte.*",)) == ["a.weight", "b.weight", "lm_head.weight"]
+    assert reasons(tensors, also=("lm*",))["lm_head.weight"] == ("pack", "asked for by --also")
+    with pytest.raises(SelectionError, match="by --tensor and by --also"):
+        packed(tensors, tensors=("a.weight",), also=("wte.weight",))
+    with pytest.raises(SelectionError, match=r"'d\.bias' cannot be packed: 1-D"):
+        packed(tensors, also=("d.bias",))
+
+
+def test_an_empty_list_is_empty() -> None:
+    """To include nothing is not to leave it to us; to exclude or to add nothing changes nothing."""
+    for request in ({"include": ()}, {"tensors": ()}):
+        with pytest.raises(SelectionError, match="nothing to pack"):
+            packed(THREE, **request)
+    assert packed(THREE, include=(), also=("c.table",)) == ["c.table"]
+    assert packed(THREE, exclude=(), also=(), transpose=(), no_transpose=()) == ["a.weight", "b.weight"]
+
+
+@pytest.mark.parametrize("option", ["include", "also", "exclude", "transpose", "no_transpose"])
+def test_every_pattern_may_be_a_regular_expression(option: str) -> None:
+    """`re:` works wherever a glob does; one that matches nothing is an error there too."""
+    request = Request(**{option: (r"re:a\..*",)})
+    found = {choice.tensor.name: choice for choice in choose(source_of(THREE), request)}
+    assert found["a.weight"].action == ("carry" if option == "exclude" else "pack")
+    assert found["a.weight"].transposed == (option == "transpose")
+    with pytest.raises(UnknownTensorError, match=r"'re:weight' matches no tensor"):
+        packed(THREE, **{option: ("re:weight",)})
+    with pytest.raises(UsageError, match="unterminated character set at character 1"):
+        packed(THREE, **{option: ("re:[ab",)})
+
+
+MANY: dict[str, tuple[int, Callable[[int], str]]] = {
+    "linears": (100_000, lambda i: f"model.layers.{i}.mlp.up_proj.weight"),
+    "dots": (10_000, lambda i: "." * 300 + f"{i}.weight"),
+    "experts": (10_000, lambda i: f"b{i}.experts.0.w1.weight"),
+    "embeddings": (10_000, lambda i: f"m{i}.embed_tokens.weight"),
+    "control characters": (10_000, lambda i: f"\x1b[2J\r\n{i}\t.weight"),
+    "long": (10_000, lambda i: f"{i}." + "ab" * 400 + ".weight"),
+}
+
+
+@pytest.mark.parametrize(("count", "name"), MANY.values(), ids=MANY)
+def test_many_names_take_no_time_that_grows_with_their_square(count: int, name: Callable[[int], str]) -> None:
+    """With patterns, aliases and ties, right or misspelt: 100,000 take seconds."""
+    tensors: Tensors = {name(i): (2, 2) for i in range(count)}
+    source = replace(
+        source_of(tensors, {each: number // 2 for number, each in enumerate(tensors)}),
+        metadata={f"alias {each}": each for each in tensors},
+        config={"architectures": ["XForCausalLM"], "tie_word_embeddings": True},
+    )
+    with time_limit(30):
+        choices = choose(source, Request(also=("*7*.weight", r"re:(?s).*9.*"), exclude=(name(1),)))
+        assert len(choices) == count
+        for each in tensors:
+            tied_names(source, each)
+        with pytest.raises(UnknownTensorError):
+            choose(source, Request(exclude=(name(1) + "x",)))

@@ -12,6 +12,7 @@ from qcs4w_gpu import (
     DomainError,
     Gpu,
     Verdict,
+    Watchdog,
     check_source,
     choose_kernel,
     parse_kernel,
@@ -174,6 +175,20 @@ def test_a_wrong_pad_is_a_warning(gpu: Gpu) -> None:
 def test_rounding_is_probed(gpu: Gpu) -> None:
     """The adapter's rounding is found; every driver seen so far rounds to nearest."""
     assert rounding_factor_of(gpu) == 1
+
+
+def test_the_watchdog_sleeps_while_rounding_is_probed(gpu: Gpu) -> None:
+    """A watchdog is for what the user runs: our own probe on a busy machine is not told to be a loop without end."""
+    barked: list[str] = []
+    gpu.watchdog = Watchdog(1e-6, barked.append)
+    try:
+        rounding_factor_of(gpu)
+        assert not barked
+        assert gpu.watchdog is not None
+        verify(gpu, pack_weight(random_weight(2, 3)), rounding_factor=1)
+        assert barked
+    finally:
+        gpu.watchdog = None
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,16 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .report import Span, Table, clean, clean_line, error_document, to_json
+from .report import Span, Table, clean, clean_line, error_document, size, to_json
+
+if TYPE_CHECKING:
+    from .progress import TensorProgress
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,17 @@ class Console:
             label = click.style("Warning:", fg="yellow") if has_colour(sys.stderr) else "Warning:"
             write(f"{label} {clean_line(text)}", sys.stderr)
 
+    def room(self, needed_nbytes: int, free_nbytes: int | None) -> None:
+        """Print how much of a disk an output will take, as a warning if there is not so much; nothing if none can tell.
+
+        Args:
+            needed_nbytes: size of the output.
+            free_nbytes: of the disk that it will lie on.
+        """
+        if free_nbytes is not None:
+            tell = self.note if needed_nbytes <= free_nbytes else self.warn
+            tell(f"it takes {size(needed_nbytes)} of disk, {size(free_nbytes)} are free")
+
     def document(self, content: dict[str, Any], exit_code: int) -> None:
         """Print the JSON document, if it was asked for."""
         if self.as_json:
@@ -87,6 +102,18 @@ class Console:
                 bar.update(task, advance=count, total=total, description=f"{what} {clean(name)[-40:]}")
 
             yield advance
+
+    def tensor_progress(self, what: str, *, wanted: bool = True) -> AbstractContextManager["TensorProgress"]:
+        """Return what shows the work on tensor after tensor: bars on a terminal, else a line for each."""
+        from .progress import tensor_progress
+
+        return tensor_progress(
+            what,
+            sys.stderr,
+            self.note,
+            is_terminal=sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"),
+            wanted=wanted and not self.quiet and not self.as_json,
+        )
 
 
 def write(what: str | Table, stream: Any) -> None:
@@ -150,8 +177,6 @@ def report_error(error: Exception, argv: Sequence[str], exit_code: int) -> None:
         print_error(message, hint)
     if any(flag == "--verbose" or re.fullmatch("-[a-z]*v[a-z]*", flag) for flag in flags):
         print_traceback(error)
-    elif code == "internal":
-        write("Hint: this is a fault of qcs4w; -v shows where it happened", sys.stderr)
 
 
 def print_traceback(error: Exception) -> None:
@@ -180,4 +205,5 @@ def describe_error(error: Exception) -> tuple[str, str | None, str]:
         return error.format_message(), hint, "usage"
     if isinstance(error, MemoryError):
         return "not enough memory", "use fewer rows, or pack fewer tensors at a time", "memory"
-    return f"internal error: {type(error).__name__}: {error}", None, "internal"
+    hint = "this is a fault of qcs4w: please report it; -v shows where it happened"
+    return f"internal error: {type(error).__name__}: {error}", hint, "internal"

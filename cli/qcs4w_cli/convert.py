@@ -53,9 +53,11 @@ def command(
 ) -> int:
     """Write packed linears in the layout of another tool, or bring them here. Codes stay as they are.
 
-    SOURCE is a container, a checkpoint of compressed-tensors, GPTQ or AWQ (a file or its folder), an .onnx with
-    MatMulNBits, a q4gsw file or a raw or npy folder made here, a .pte, or raw bytes (--shape). Every row must have one
-    scale and the zero point 8; else it is refused, and the message says what would be lost.
+    SOURCE is a container or a packed folder, a checkpoint of compressed-tensors, GPTQ or AWQ (a file or its folder), an
+    .onnx with MatMulNBits, a q4gsw file or a raw or npy folder made here, a .pte, or raw bytes (--shape). Every row
+    must have one scale and the zero point 8; else it is refused, and the message says what would be lost.
+
+    A folder of shards becomes one file; --to compressed-tensors takes its config and tokenizer files along.
 
     \b
     --to qcs4w, q4gsw          a .safetensors file

@@ -109,7 +109,7 @@ def command(
       qcs4w inspect model.pte
       qcs4w inspect packed.safetensors --find packed.safetensors
     """  # noqa: D301
-    from qcs4w_packer import PteFile, UsageError, open_packed
+    from qcs4w_packer import PackedFolder, PteFile, UsageError, open_packed
     from qcs4w_packer.packed_sources import is_packed_file
 
     from .against import inspect_against, inspect_alone
@@ -143,7 +143,7 @@ def command(
         return inspect_alone(file, tensor, None, console) if tensor is not None else _inspect_source(file, console)
     if tensor is None and (rows or cols or layout):
         raise UsageError("--rows, --cols and --layout are of a dump", hint="say of which tensor with --tensor")
-    with open_packed(file, blob, strict=False) as container:
+    with open_packed(file, blob, strict=False, tensor=tensor) as container:
         if tensor is None and as_hex:
             tensor = container.only().name
         entries = [container.entry(tensor)] if tensor is not None else list(container.entries.values())
@@ -157,12 +157,15 @@ def command(
             "file": str(file),
             "container": container.format == "qcs4w",
             "format": container.format,
-            "nbytes": container.path.stat().st_size,
+            "nbytes": container.nbytes if isinstance(container, PackedFolder) else container.path.stat().st_size,
             "document": container.statement,
             "problems": problems,
             "tensors": [_tensor_document(container, entry, mismatches[entry.name]) for entry in entries],
             "carried": _carried(container),
         }
+        if isinstance(container, PackedFolder):
+            content["shards"] = [shard.path.name for shard in container.shards]
+            content["beside"] = [path.name for path in container.beside]
         if isinstance(container, PteFile):
             content["calls"] = call_documents(container, [entry.name for entry in entries])
         if tensor is not None:
@@ -174,6 +177,8 @@ def command(
             content["dump"] = dump.document()
             if isinstance(container, PteFile):
                 note_place(container, entries[0].name, console)
+            elif isinstance(container, PackedFolder):
+                console.note(f"offsets are in {container.shard(entries[0].name).path}")
         elif isinstance(container, PteFile):
             show_calls(container, console, verbose)
         else:
@@ -185,7 +190,10 @@ def command(
 
 
 def _tensor_document(container: "PackedFile", entry: "PackedEntry", wrong: list[str]) -> dict[str, Any]:
+    from qcs4w_packer import PackedFolder
+
     place = container.place(entry)
+    shard = {"shard": container.shard(entry.name).path.name} if isinstance(container, PackedFolder) else {}
     return {
         "tensor": entry.name,
         "out_features": entry.out_features,
@@ -200,6 +208,7 @@ def _tensor_document(container: "PackedFile", entry: "PackedEntry", wrong: list[
         "scale_sha256": entry.scale_sha256,
         "digest_ok": None if entry.packed_sha256 is None else not wrong,
         "executorch_refuses": bool(entry.executorch_refusals),
+        **shard,
     }
 
 
@@ -209,12 +218,14 @@ def _carried(container: "PackedFile") -> list[dict[str, Any]]:
 
 
 def _show_overview(content: dict[str, Any], console: Console, verbose: bool) -> None:
+    shards = content.get("shards", ())
     headline = f"{content['file']}: "
     if content["container"]:
         document = content["document"]
         said = {key: clean_line(str(document.get(key, "?"))) for key in ("version", "nibble_order", "offset", "tool")}
         headline += (
-            f"qcs4w container, version {said['version']}, {size(content['nbytes'])}; "
+            f"qcs4w {f'checkpoint of {len(shards):,} shards' if len(shards) > 1 else 'container'}, "
+            f"version {said['version']}, {size(content['nbytes'])}; "
             f"nibble order {said['nibble_order']}, offset {said['offset']}; made by {said['tool']}"
         )
     else:
@@ -223,7 +234,7 @@ def _show_overview(content: dict[str, Any], console: Console, verbose: bool) -> 
             [f"{content['format']}, {size(content['nbytes'])}", *(f"{key} {value}" for key, value in said.items())]
         )
     console.answer(headline + "\n")
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (
             t["tensor"],
             *(str(t[key]) for key in ("out_features", "in_features")),
@@ -241,7 +252,21 @@ def _show_overview(content: dict[str, Any], console: Console, verbose: bool) -> 
         )
         for t in content["tensors"]
     ]
-    titles = ("packed tensor", ">N", ">K", ">bytes", ">file offset", "from", "method", "digest", "sha256", "notes")
+    titles: tuple[str, ...] = (
+        "packed tensor",
+        ">N",
+        ">K",
+        ">bytes",
+        ">file offset",
+        "from",
+        "method",
+        "digest",
+        "sha256",
+        "notes",
+    )
+    if len(shards) > 1:
+        titles = (*titles[:4], "shard", *titles[4:])
+        rows = [(*row[:4], t["shard"], *row[4:]) for row, t in zip(rows, content["tensors"], strict=True)]
     console.answer(Table(titles, rows, ("cyan",)))
     carried = content["carried"]
     if carried:
@@ -250,6 +275,8 @@ def _show_overview(content: dict[str, Any], console: Console, verbose: bool) -> 
             f"\nand {plural(len(carried), 'tensor')} as in the source, {total}"
             + ("" if verbose else " (-v lists them)")
         )
+    if content.get("beside"):
+        console.answer(f"\nbeside the weights: {', '.join(content['beside'])}")
     if carried and verbose:
         listed = [(t["tensor"], t["dtype"], str(t["shape"]), size(t["nbytes"])) for t in carried]
         console.answer(Table(("other tensor", "dtype", "shape", ">bytes"), listed))

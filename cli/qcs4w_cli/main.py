@@ -21,7 +21,7 @@ EXIT_INTERRUPTED = 130
 
 #: Every command and its one line of help; the module of the same name is imported when it is called.
 COMMANDS = {
-    "pack": "Quantize and pack the linear weights of a file.",
+    "pack": "Quantize and pack the linear weights of a file or checkpoint.",
     "run": "Run a packed linear on saved inputs.",
     "verify": "Check the GPU's answers against a float64 reference.",
     "inspect": "Show what is in a file, down to the nibbles.",
@@ -29,6 +29,7 @@ COMMANDS = {
     "check": "Check what another runtime will refuse.",
     "vectors": "Write test vectors for kernels in any language.",
     "convert": "Read and write the 4-bit layouts of other tools.",
+    "unpack": "Turn packed linears back into float weights.",
     "devices": "List the WebGPU adapters of this machine.",
 }
 

@@ -66,6 +66,23 @@ _BYTES = click.IntRange(0, 2**63 - 1)
 PATH: click.Path = click.Path(path_type=Path)  # whether it can be read is for the reader to say
 
 
+class PartType(click.ParamType):  # type: ignore[type-arg]  # generic in recent clicks only
+    """One of n parts: i/n."""
+
+    name = "i/n"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the text into a `Part`."""
+        from qcs4w_packer.parts import Part
+
+        if isinstance(value, Part):
+            return value
+        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(value))
+        if not found or not 1 <= int(found[1]) <= int(found[2]):
+            self.fail(f"'{value:.40}' is not i/n with i from 1 to n, such as 2/4", param, ctx)
+        return Part(int(found[1]) - 1, int(found[2]))
+
+
 class ShapeType(click.ParamType):  # type: ignore[type-arg]  # generic in recent clicks only
     """Two sizes: N,K."""
 
@@ -102,7 +119,7 @@ class LayoutType(click.ParamType):  # type: ignore[type-arg]  # generic in recen
 
 
 class SizeType(click.ParamType):  # type: ignore[type-arg]
-    """A number of bytes: 134217728, 128MiB or 2GiB."""
+    """A number of bytes: 134217728, 128MiB, 2GiB, or 5GB of a thousand each."""
 
     name = "size"
 
@@ -110,10 +127,13 @@ class SizeType(click.ParamType):  # type: ignore[type-arg]
         """Parse the text."""
         if isinstance(value, int):
             return value
-        found = re.fullmatch(r"([0-9]{1,15})(?: ?([KMG])iB)?", str(value))
+        found = re.fullmatch(r"([0-9]{1,15})(?: ?([KMGT])(i?)B)?", str(value))
         if not found or not int(found[1]):
-            self.fail(f"'{value:.40}' is not a size such as 128MiB or 134217728", param, ctx)
-        return int(found[1]) << {None: 0, "K": 10, "M": 20, "G": 30}[found[2]]
+            self.fail(f"'{value:.40}' is not a size such as 5GB, 128MiB or 134217728", param, ctx)
+        nbytes, unit = int(found[1]), 1024 if found[3] else 1000
+        for _ in range(" KMGT".index(found[2] or " ")):
+            nbytes *= unit
+        return nbytes
 
 
 def blob_options(*, layout: bool = True) -> Decorator:
@@ -167,6 +187,17 @@ def _blob(**said: Any) -> Any:
     if "scales_dtype" in known:
         known["scales_dtype"] = known["scales_dtype"].upper()
     return Blob(**known)
+
+
+def free_disk(output: Path) -> int | None:
+    """Return the bytes that are free where an output will lie; None where nobody can tell."""
+    import shutil
+
+    folder = Path(os.path.realpath(output)).parent
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
 
 
 @contextmanager

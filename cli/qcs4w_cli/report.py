@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qcs4w_gpu import Adapter, Comparison, SourceCheck, Verdict
-    from qcs4w_gpu.sweep import Shape
-    from qcs4w_packer import PackedEntry, PackReport, QuantizationError
+    from qcs4w_gpu import Adapter
+    from qcs4w_packer import QuantizationError
 
 SCHEMA_VERSION = 1
 
@@ -142,6 +141,15 @@ def milliseconds(value: float | None) -> str:
     return "n/a" if value is None else f"{value:.2f}"
 
 
+def duration(seconds: float) -> str:
+    """Return a time for people: 3.2 s, 4 min 10 s, 2 h 5 min."""
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
 def quoted(names: Sequence[str], most: int = 3) -> str:
     """Return "'a', 'b', 'c' and 4 more"."""
     listed = ", ".join(f"'{name}'" for name in names[:most])
@@ -153,112 +161,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def pack_table(report: "PackReport") -> Table:
-    """Return what became of each packed tensor."""
-    rows: list[tuple[str, ...]] = [
-        (
-            tensor.entry.name,
-            str(tensor.entry.out_features),
-            str(tensor.entry.in_features),
-            tensor.entry.source_dtype,
-            f"{size(tensor.source_nbytes)} → {size(tensor.entry.packed_nbytes)}",
-            f"{tensor.error.relative:.4f}" if tensor.error else "",
-            f"{tensor.error.snr_db:.1f} dB" if tensor.error else "",
-            "; ".join(
-                [tensor.reason] * report.is_dry_run
-                + ["transposed"] * tensor.entry.transposed
-                + [f"also {alias}" for alias in tensor.entry.aliases]
-                + refused_note(bool(tensor.entry.executorch_refusals))
-                + [f"{plural(tensor.floored_rows, 'row')} at the scale floor"] * bool(tensor.floored_rows)
-            ),
-        )
-        for tensor in report.packed
-    ]
-    titles: tuple[str, ...] = ("packed tensor", ">N", ">K", "from", ">bytes", ">rel. error", ">SNR", "notes")
-    if report.is_dry_run:
-        rows = [row[:5] + row[7:] for row in rows]
-        titles = titles[:5] + titles[7:]
-    return Table(titles, rows, ("cyan",))
-
-
 def refused_note(is_refused: bool) -> list[str]:
     """Return a table's note on a tensor that ExecuTorch's runtime refuses on every device; `check` says why."""
     from qcs4w_packer.targets import EXECUTORCH_WEBGPU
 
     return [f"{EXECUTORCH_WEBGPU.title} refuses it"] * is_refused
-
-
-def pack_warnings(report: "PackReport") -> list[str]:
-    """Return each kind of warning once, with the number of tensors that it concerns."""
-    from qcs4w_packer.targets import EXECUTORCH_WEBGPU
-
-    refused: dict[str, list[str]] = {}
-    for tensor in report.packed:
-        for refusal in tensor.entry.executorch_refusals:
-            refused.setdefault(refusal.rule.what, []).append(tensor.entry.name)
-    floored = [t.entry.name for t in report.packed if t.floored_rows]
-    texts = [
-        f"{EXECUTORCH_WEBGPU.title} will refuse {plural(len(names), 'tensor')}, {quoted(names)}: {what}"
-        for what, names in refused.items()
-    ]
-    if floored:
-        texts.append(
-            "rows with absmax below 8.9e-7 met the scale floor and lost precision: "
-            f"{plural(len(floored), 'tensor')}, {quoted(floored)}"
-        )
-    return texts
-
-
-def carried_table(report: "PackReport") -> Table:
-    """Return what is not packed, and why."""
-    fate = "left out" if report.packed_only else "copied"
-    rows = [
-        (c.tensor.name, c.tensor.dtype, str(list(c.tensor.shape)), size(c.tensor.nbytes), fate, c.reason)
-        for c in report.carried
-    ]
-    return Table(("other tensor", "dtype", "shape", ">bytes", "fate", "reason"), rows)
-
-
-def pack_document(report: "PackReport") -> dict[str, Any]:
-    """Return the JSON form of a pack report."""
-    return {
-        "source": str(report.source),
-        "output": None if report.output is None else str(report.output),
-        "dry_run": report.is_dry_run,
-        "source_nbytes": report.source_nbytes,
-        "output_nbytes": report.output_nbytes,
-        "packed": [
-            {
-                "tensor": tensor.entry.name,
-                "out_features": tensor.entry.out_features,
-                "in_features": tensor.entry.in_features,
-                "source_dtype": tensor.entry.source_dtype,
-                "source_nbytes": tensor.source_nbytes,
-                "packed_nbytes": tensor.entry.packed_nbytes,
-                "packed_sha256": tensor.entry.packed_sha256,
-                "scale_sha256": tensor.entry.scale_sha256,
-                "transposed": tensor.entry.transposed,
-                "aliases": list(tensor.entry.aliases),
-                "reason": tensor.reason,
-                "quantization_error": quantization_document(tensor.error),
-                "floored_rows": tensor.floored_rows,
-                "warnings": tensor.warnings,
-            }
-            for tensor in report.packed
-        ],
-        "carried": [
-            {
-                "tensor": choice.tensor.name,
-                "dtype": choice.tensor.dtype,
-                "shape": list(choice.tensor.shape),
-                "nbytes": choice.tensor.nbytes,
-                "reason": choice.reason,
-                "left_out": report.packed_only,
-            }
-            for choice in report.carried
-        ],
-        "left_out": list(report.left_out),
-    }
 
 
 def adapter_document(adapter: "Adapter") -> dict[str, Any]:
@@ -272,128 +179,6 @@ def full_adapter_document(adapter: "Adapter") -> dict[str, Any]:
         **adapter_document(adapter),
         "limits": {name: adapter.limits[name] for name in LIMITS if name in adapter.limits},
         "features": sorted(adapter.features),
-    }
-
-
-def verdict_document(entry: "PackedEntry | Shape", verdict: "Verdict") -> dict[str, Any]:
-    """Return the JSON form of a verdict."""
-    return {
-        "status": verdict.status,
-        "out_features": entry.out_features,
-        "in_features": entry.in_features,
-        "rows": verdict.rows,
-        "kernel": verdict.kernel,
-        "exact": None if verdict.exact is None else _comparison_document(verdict.exact),
-        "bounded": _comparison_document(verdict.bounded),
-        "source": None if verdict.source is None else _source_document(verdict.source),
-        "causes": [dataclasses.asdict(cause) for cause in verdict.causes],
-        "warnings": list(verdict.warnings),
-        "output_dtype": verdict.output_dtype,
-        "max_quant_error": verdict.max_quant_error,
-        "exceeds_quant_error": verdict.exceeds_quant_error,
-    }
-
-
-def verdict_lines(result: dict[str, Any], name_width: int = 0) -> list[list[Span]]:
-    """Return a verdict (its JSON form) for people: one line, and what is wrong under it.
-
-    Args:
-        result: as `verdict_document` made it, with "tensor".
-        name_width: to which names are filled up, so that lines of one file stand under each other.
-    """
-    exact, bounded, source = result["exact"], result["bounded"], result["source"]
-    passed = result["status"] == "pass"
-    shape = f"{result['out_features']} × {result['in_features']}"
-    parts = [
-        f"{result['tensor']:<{name_width}}",
-        f"{shape:<13}",
-        "exact n/a" if exact is None else f"exact {'DIFFERS' if exact['failures'] else 'equal'}",
-        f"{'BEYOND' if bounded['failures'] else 'within'} bound, worst {_worst(bounded['worst'])}",
-    ]
-    if source is not None:
-        fits = "equal" if source["equal_bytes"] else "fits" if source["match"] else "DIFFERS"
-        parts.append(f"source {fits}, quantization error {source['quantization_error']['relative']:.4f}")
-    status: Span = ("pass", "green") if passed else ("FAIL", "bold red")
-    parts.append(result["kernel"] or f"{result['output_dtype']} output")
-    lines: list[list[Span]] = [[status, ("  " + "  ".join(parts), "")]]
-    probes = {name: probe for name, probe in (("exact", exact), ("bounded", bounded)) if probe is not None}
-    for name, probe in probes.items():
-        lines += [[(f"      {name}: {text}", "")] for text in _faults(probe, result["out_features"])]
-    if exact is not None and exact["match"] and bounded["failures"]:
-        lines.append(
-            [("      the codes are read right: look at the scales, or at inputs that are no small integers", "")]
-        )
-    if source is not None and not source["match"]:
-        lines.append([(f"      source: {_source_fault(source)}", "")])
-    if result["exceeds_quant_error"]:
-        found, limit = source["quantization_error"]["relative"], result["max_quant_error"]
-        lines.append([(f"      source: the quantization error {found:.4g} is above the threshold of {limit:g}", "")])
-    for cause in result["causes"]:
-        lines.append([("      likely cause: ", ""), (cause["name"], "bold"), (f" ({cause['evidence']})", "")])
-    told = any(probe["unwritten"] or not probe["guards_intact"] for probe in probes.values())
-    is_wrong = not all(part is None or part["match"] for part in (exact, bounded, source))
-    if is_wrong and not result["causes"] and not told:
-        lines.append([("      likely cause: none of the known ones fits", "")])
-    return lines + [[(f"      note: {warning}", "yellow")] for warning in result["warnings"]]
-
-
-def _worst(worst: dict[str, Any]) -> str:
-    share = worst["error"] / worst["bound"] if worst["bound"] else math.inf if worst["error"] else 0.0
-    place = f"y[{worst['row']}, {worst['column']}]"
-    return f"{share:<7.2g} of it at {place:<12}"
-
-
-def _faults(probe: dict[str, Any], out_features: int) -> list[str]:
-    texts = []
-    if probe["failures"]:
-        worst, unwritten = probe["worst"], probe["unwritten"]
-        count, columns = probe["wrong_column_count"], ", ".join(str(n) for n in probe["wrong_columns"])
-        where = "in every column"
-        if count < out_features:
-            where = f"in {plural(count, 'column')} (n = {columns}{', …' * (count > len(probe['wrong_columns']))})"
-        if probe["pattern"] != "every element":
-            where += f", {probe['pattern']}"
-        if unwritten < probe["failures"]:  # of what was not written, the value says nothing
-            texts.append(
-                f"{probe['failures']:,} of {probe['elements']:,} elements wrong, {where}; "
-                f"worst y[{worst['row']}, {worst['column']}] = {worst['value']:.9g}, expected {worst['expected']:.9g}, "
-                f"error {worst['error']:.3g}, bound {worst['bound']:.3g}"
-            )
-    if probe["nan_count"] > probe["unwritten"]:
-        texts.append(f"{plural(probe['nan_count'], 'element')} of y {'is' if probe['nan_count'] == 1 else 'are'} NaN")
-    if probe["unwritten"]:
-        texts.append(
-            f"{plural(probe['unwritten'], 'element')} never written, {probe['unwritten_pattern']}: "
-            "too few workgroups, or a store left out"
-        )
-    if not probe["guards_intact"]:
-        texts.append("something was written behind y: a store without a bounds check")
-    return texts
-
-
-def _source_fault(source: dict[str, Any]) -> str:
-    first = source["first_difference"]
-    if first is None:
-        return "the codes are those of the source, the scales or the padding are not"
-    return (
-        f"packed again it gives other codes, first at row {first['row']}, column {first['column']}: "
-        f"{first['source_code']}, the file has {first['code']}"
-    )
-
-
-def _comparison_document(comparison: "Comparison") -> dict[str, Any]:
-    document = dataclasses.asdict(comparison)
-    return {"match": comparison.is_match, **document}
-
-
-def _source_document(check: "SourceCheck") -> dict[str, Any]:
-    first = check.first_difference
-    keys = ("row", "column", "code", "source_code")
-    return {
-        "match": check.is_match,
-        "equal_bytes": check.equal_bytes,
-        "first_difference": None if first is None else dict(zip(keys, first, strict=True)),
-        "quantization_error": quantization_document(check.error),
     }
 
 

@@ -8,8 +8,9 @@ from importlib.resources import files
 from string import Template
 from typing import TYPE_CHECKING, Any
 
-from .report import clean_line, plural, verdict_lines
-from .report_tables import finding, flat, share
+from .report import clean, clean_line, plural
+from .report_tables import finding, flat, names_of, share
+from .report_verdict import counted, verdict_lines
 
 if TYPE_CHECKING:
     from qcs4w_gpu.picture import Picture
@@ -38,26 +39,27 @@ def html_text(
     words = {"pass": "passed", "fail": "failed", "error": "could not be checked"}
     shown = ", ".join(f'<span class="{status}">{counts[status]:,} {words[status]}</span>' for status in words)
     failed = [index for index, result in enumerate(results) if result["status"] != "pass"]
+    names = names_of(results)
     page = Template(files(__package__).joinpath("report_page.html").read_text(encoding="utf-8"))
     return page.substitute(
         title=_text(title),
-        counts=f"{plural(len(results), 'tensor')}: {shown}",
+        counts=f"{counted(results)}: {shown}",
         facts="".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items()),
         heads="".join(
             f'<th scope="col"{" class=number" * (head in _NUMBERS)}><button type="button">{head}</button></th>'
             for head in _HEADS
         ),
-        rows="\n".join(_row(index, result) for index, result in enumerate(results)),
-        details=_details(results, failed, pictures),
+        rows="\n".join(_row(index, *each) for index, each in enumerate(zip(results, names, strict=True))),
+        details=_details(results, names, failed, pictures),
     )
 
 
-def _row(index: int, result: Result) -> str:
+def _row(index: int, result: Result, told: str) -> str:
     row = flat(result)
     is_error = result["status"] == "error"
     ratio, error = None if is_error else share(result), row["quantization_error"]
-    name = _text(result["tensor"] or "")
-    link = name if result["status"] == "pass" else f'<a href="#t{index}">{name or "why"}</a>'
+    name = _text(told)
+    link = name if result["status"] == "pass" else f'<a href="#t{index}">{name or "(file)"}</a>'
     cells = [
         _cell(result["status"], f'<span class="{result["status"]}">{result["status"]}</span>'),
         _cell(result["tensor"], link, "name"),
@@ -71,20 +73,22 @@ def _row(index: int, result: Result) -> str:
     return f'<tr data-status="{result["status"]}">{"".join(cells)}</tr>'
 
 
-def _details(results: Sequence[Result], failed: Sequence[int], pictures: "Mapping[int, Picture]") -> str:
+def _details(
+    results: Sequence[Result], names: Sequence[str], failed: Sequence[int], pictures: "Mapping[int, Picture]"
+) -> str:
     if not failed:
         return ""
     parts = ["<h2>What did not pass</h2>"]
     for index in failed:
         result = results[index]
-        place = f"{result['file']}: {result['tensor']}" if result["tensor"] else result["file"]
+        place = f"{result['file']}: {names[index]}" if names[index] else result["file"]
         if result["status"] == "error":
             error = result["error"]
             text = error["message"] + (f"\nHint: {error['hint']}" if error["hint"] else "")
         else:
             text = "\n".join(clean_line("".join(part for part, _ in line)).strip() for line in verdict_lines(result))
         heading = f'<h3 class="{result["status"]}">{_text(place)}</h3>'
-        parts.append(f'<article id="t{index}">{heading}<pre>{escape(text)}</pre>')
+        parts.append(f'<article id="t{index}">{heading}<pre>{_lines(text)}</pre>')
         if index in pictures:
             from .report_plots import svgs
 
@@ -112,4 +116,9 @@ def _cell(value: Any, content: str, kind: str = "") -> str:
 
 
 def _text(text: str) -> str:
-    return escape(clean_line(text).encode("utf-8", "backslashreplace").decode())
+    return _lines(clean_line(text))
+
+
+def _lines(text: str) -> str:
+    """Return text without what a page cannot hold: control characters but newlines, halves of surrogate pairs."""
+    return escape(clean(text).encode("utf-8", "backslashreplace").decode())

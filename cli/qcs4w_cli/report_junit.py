@@ -9,8 +9,9 @@ from itertools import groupby
 from typing import Any
 from xml.etree import ElementTree
 
-from .report import clean, verdict_lines
-from .report_tables import finding
+from .report import clean
+from .report_tables import finding, names_of
+from .report_verdict import verdict_lines
 
 Result = dict[str, Any]
 
@@ -23,22 +24,22 @@ def junit_text(results: Sequence[Result], properties: dict[str, str]) -> str:
         properties: of every suite: engine, adapter, ….
     """
     root = ElementTree.Element("testsuites", {"name": "qcs4w verify", **_counts(results)})
-    for file, grouped in groupby(results, key=lambda result: result["file"]):
-        group = list(grouped)
+    named = zip(results, names_of(results, "(file)"), strict=True)
+    for file, grouped in groupby(named, key=lambda each: each[0]["file"]):
+        cases = list(grouped)
+        group = [result for result, _ in cases]
         suite = ElementTree.SubElement(root, "testsuite", {"name": _text(file), **_counts(group)})
         listed = ElementTree.SubElement(suite, "properties")
         for name, value in properties.items():
             ElementTree.SubElement(listed, "property", {"name": name, "value": _text(value)})
-        for result in group:
-            _add_case(suite, result)
+        for result, name in cases:
+            _add_case(suite, result, name)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
-def _add_case(suite: ElementTree.Element, result: Result) -> None:
-    case = ElementTree.SubElement(
-        suite, "testcase", {"classname": _text(result["file"]), "name": _text(result["tensor"] or "(file)")}
-    )
+def _add_case(suite: ElementTree.Element, result: Result, name: str) -> None:
+    case = ElementTree.SubElement(suite, "testcase", {"classname": _text(result["file"]), "name": _text(name)})
     if result["status"] == "error":
         error = result["error"]
         element = ElementTree.SubElement(case, "error", {"type": error["code"], "message": _text(error["message"])})

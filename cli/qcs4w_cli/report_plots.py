@@ -57,6 +57,7 @@ def _error_map(figure: "Figure", axes: "Axes", picture: "Picture") -> None:
     bar.outline.set_edgecolor(_INK)
     if picture.probe == "bounded":
         bar.ax.axhline(1.0, color=_RED, linewidth=2)
+        bar.set_label("error / bound; red: 1")
 
 
 def _error_against_bound(_: "Figure", axes: "Axes", picture: "Picture") -> None:
@@ -72,9 +73,18 @@ def _error_against_bound(_: "Figure", axes: "Axes", picture: "Picture") -> None:
     if len(picture.bounds):
         ends = np.array([picture.bounds.min(), picture.bounds.max()])
         axes.loglog(ends, ends, color=_RED, linewidth=1.2, label="error = bound")
-        axes.legend(frameon=False, fontsize=8)
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), borderaxespad=0)
+        _label_ends(axes, *ends)
     axes.set_xlabel("bound")
     axes.set_ylabel("error")
+
+
+def _label_ends(axes: "Axes", low: float, high: float) -> None:
+    """Label the ends of a logarithmic axis alone where it is so short that all its ticks would be labelled."""
+    if high < 10 * low:
+        axes.set_xticks([low, high] if high > 1.05 * low else [low])
+        axes.set_xticks([], minor=True)
+        axes.xaxis.set_major_formatter("{x:.2g}")
 
 
 def _error_histogram(_: "Figure", axes: "Axes", picture: "Picture") -> None:

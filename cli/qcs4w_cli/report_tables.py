@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .report import clean_line, plural
+from .report_verdict import all_zero, counted
 
 Result = dict[str, Any]
 
@@ -17,6 +18,7 @@ COLUMNS = (
     *("relative_error", "source_match", "quantization_error", "max_quant_error", "causes", "error"),
 )
 
+_WORST_FIRST = ("error", "fail", "pass")
 _MOST_LINES = 200  # of a Markdown table: a comment on a pull request has at most 65,536 characters
 
 
@@ -42,6 +44,21 @@ def flat(result: Result) -> dict[str, Any]:
     }
 
 
+def names_of(results: Sequence[Result], nameless: str = "") -> list[str]:
+    """Return what to call each result within its file: its tensor, and the manifest's line where that is not enough.
+
+    Args:
+        results: all of a run.
+        nameless: what to call a file as a whole.
+    """
+    names = [result["tensor"] or nameless for result in results]
+    times = Counter((result["file"], name) for result, name in zip(results, names, strict=True))
+    return [
+        f"{name} (line {result['line']})".strip() if "line" in result and times[result["file"], name] > 1 else name
+        for result, name in zip(results, names, strict=True)
+    ]
+
+
 def worst_of(result: Result) -> dict[str, Any]:
     """Return the element that says most: of the exact probe where that alone fails, else of the bounded one."""
     exact, bounded = result["exact"], result["bounded"]
@@ -65,14 +82,15 @@ def markdown_text(results: Sequence[Result], heading: str) -> str:
     lines = [
         f"### {_escaped(heading)}",
         "",
-        f"{plural(len(results), 'tensor')}: **{counts['pass']:,} passed, {counts['fail']:,} failed, "
+        f"{counted(results)}: **{counts['pass']:,} passed, {counts['fail']:,} failed, "
         f"{counts['error']:,} could not be checked**",
     ]
-    order = sorted(results, key=lambda result: ("error", "fail", "pass").index(result["status"]))
+    order = sorted(zip(results, names_of(results), strict=True), key=lambda each: _WORST_FIRST.index(each[0]["status"]))
     if order:
-        lines += ["", "| | tensor | N × K | worst error / bound | quantization error | finding |"]
-        lines += ["|---|---|---:|---:|---:|---|"]
-        lines += [_markdown_row(result) for result in order[:_MOST_LINES]]
+        several = len({result["file"] for result in results}) > 1
+        lines += ["", f"| | tensor |{' file |' * several} N × K | worst error / bound | quantization error | finding |"]
+        lines += [f"|---|---|{'---|' * several}---:|---:|---:|---|"]
+        lines += [_markdown_row(result, name, with_file=several) for result, name in order[:_MOST_LINES]]
     if len(order) > _MOST_LINES:
         lines += ["", f"and {plural(len(order) - _MOST_LINES, 'tensor')} more"]
     return "\n".join(lines) + "\n"
@@ -95,6 +113,8 @@ def finding(result: Result) -> str:
     for name, probe in (("exact", exact), ("bounded", bounded)):
         if probe is not None and probe["failures"]:
             texts.append(f"{name}: {probe['failures']:,} of {probe['elements']:,} elements wrong, {probe['pattern']}")
+        if probe is not None and (zeros := all_zero(probe)):
+            texts.append(f"{name}: {zeros}")
         if probe is not None and probe["nan_count"]:
             texts.append(f"{name}: {probe['nan_count']:,} NaN")
         if probe is not None and probe["unwritten"]:
@@ -109,15 +129,15 @@ def finding(result: Result) -> str:
     return "; ".join(texts)
 
 
-def _markdown_row(result: Result) -> str:
-    place = result["tensor"] or result["file"]
+def _markdown_row(result: Result, name: str, *, with_file: bool) -> str:
+    place = [name, result["file"]] if with_file else [name or result["file"]]
     if result["status"] == "error":
-        cells = ["error", place, "", "", "", finding(result)]
+        cells = ["error", *place, "", "", "", finding(result)]
     else:
         error = flat(result)["quantization_error"]
         cells = [
             result["status"],
-            place,
+            *place,
             f"{result['out_features']} × {result['in_features']}",
             f"{share(result):.2g}",
             "" if error is None else f"{error:.4f}",

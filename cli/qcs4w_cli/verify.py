@@ -1,36 +1,15 @@
 """The verify command."""
 
-import itertools
-import os
-from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from .console import Console, print_error
-from .interrupts import interruptible
-from .main import COMMANDS, EXIT_ERROR, EXIT_FAILED
-from .options import (
-    PATH,
-    adapter_options,
-    blob_options,
-    common_options,
-    force_option,
-    read_file_list,
-    standard_input,
-)
-from .report import adapter_document, plural, quoted, verdict_lines
-from .verify_batch import Batch, Shard
+from .console import Console
+from .main import COMMANDS
+from .options import PATH, adapter_options, blob_options, common_options, force_option
 from .verify_kernel import KernelRequest, kernel_options, watch
-from .verify_options import ShardType, ThresholdType, thresholds_of
-from .verify_reports import FORMATS, open_reports, report_options
-from .verify_requests import Request, read_manifest, requests_of
-from .verify_save import FailingFolder
-from .verify_work import Device, Setting
-
-if TYPE_CHECKING:
-    from qcs4w_packer import Blob
+from .verify_options import Options, ShardType, ThresholdType
+from .verify_reports import FORMATS, report_options
 
 
 @click.command("verify", short_help=COMMANDS["verify"])
@@ -100,36 +79,7 @@ if TYPE_CHECKING:
 @blob_options()
 @adapter_options
 @common_options
-def command(
-    packed: tuple[Path, ...],
-    manifest: Path | None,
-    files_from: str | None,
-    tensors: tuple[str, ...],
-    source: Path | None,
-    than: Path | None,
-    input_path: Path | None,
-    output: Path | None,
-    no_bias: bool,
-    limits: "tuple[tuple[str | None, float], ...]",
-    rows: int,
-    seed: int,
-    kernel: KernelRequest,
-    save_failing: Path | None,
-    shard: Shard | None,
-    fail_fast: bool,
-    strict: bool,
-    jobs: int | None,
-    jsonl: Path | None,
-    force: bool,
-    blob: "Blob | None",
-    engine: str,
-    adapter: str | None,
-    require_gpu: bool,
-    as_json: bool,
-    quiet: bool,
-    verbose: bool,
-    **reports_wanted: Path | None,
-) -> int:
+def command(**given: Any) -> int:
     """Check the GPU's linear against torch in float64, tensor by tensor.
 
     Two probes each: integer inputs, where the answer must be equal, so that any single wrong code is caught; and real
@@ -149,145 +99,19 @@ def command(
       qcs4w verify --sweep --kernel examples/my_kernel.wgsl --define WORKGROUP=128
       qcs4w verify packed.safetensors --kernel examples/my_kernel.wgsl --grid 'ceil(M * N / 64)' --timeout 30
     """  # noqa: D301
-    from contextlib import ExitStack
-
-    from qcs4w_gpu import Gpu
-    from qcs4w_packer import UsageError, open_source
-
-    lines_to_stdout = jsonl is not None and str(jsonl) == "-"
-    if lines_to_stdout and as_json:
-        raise UsageError("--json and --jsonl - both want stdout", hint="give --jsonl a file")
-    console = Console("verify", as_json, quiet, answers_to_stderr=lines_to_stdout)
-    paths = [*packed, *(read_file_list(files_from) if files_from else [])]
-    if kernel.watch:
-        return _watch(kernel, console)
-    if not paths and manifest is None and not kernel.sweep:
-        raise UsageError("there is nothing to verify", hint="name a packed file, a --manifest, or --files-from a list")
-    if than is not None:
+    options = Options(**{kind: given.pop(kind) for kind in given.keys() - set(FORMATS)}, reports=given)
+    console = options.open_console()
+    if options.kernel.watch:
+        return _watch(options.kernel, console)
+    options.check()
+    if options.than is not None:
         from .verify_than import verify_than
 
-        others = (manifest, files_from, output, kernel.name, blob, shard, jsonl, *reports_wanted.values())
-        if len(paths) != 1 or source is None or limits or kernel.sweep or any(given is not None for given in others):
-            raise UsageError("--than compares two packed files: give one PACKED, --source, and perhaps --input")
-        return verify_than(paths[0], than, source, input_path, tensors, console)
-    thresholds = thresholds_of(limits)
-    if thresholds and source is None and (paths or manifest is None):  # lines of a manifest may name their own
-        raise UsageError("--max-quant-error needs --source: the error is that of the packed weights against it")
-    if output is not None and input_path is None:
-        raise UsageError("--output needs --input: the x that the output was computed from")
-    if output is not None and (kernel.name is not None or kernel.sweep):
-        raise UsageError("--output is judged as it is: no kernel runs, so that --kernel and --sweep have no meaning")
-    shard = shard or Shard()
-    with ExitStack() as stack:
-        if input_path is not None:
-            input_path = stack.enter_context(standard_input(input_path))
-        for given in filter(None, (source, input_path, output)):
-            open_source(given).close()  # a fault of theirs is one error, and not one of each tensor
-        reports = open_reports(stack, jsonl, {kind: reports_wanted[kind] for kind in FORMATS}, force=force)
-        template = Request(Path(), tensors, input_path, output, source, rows, seed, thresholds)
-        saved = None
-        if save_failing is not None:
-            saved = FailingFolder(save_failing, kernel, force=force)
-            saved.check()
-        chosen = kernel.read()
-        device = Device(lambda: kernel.watched(Gpu(adapter, engine=engine, require_gpu=require_gpu), console))
-        batch = Batch(
-            Setting(device, chosen, with_bias=not no_bias, draw=reports.wants_pictures),
-            blob=blob,
-            jobs=jobs or min(os.cpu_count() or 1, 4),
-            shard=shard,
-            fail_fast=fail_fast,
-            strict=strict,
-            verbose=verbose,
-            on_failure=saved.add if saved else None,
-        )
-        stack.enter_context(interruptible())
-        stack.callback(device.close)
-        if output is None and (paths or kernel.sweep):  # without an adapter that is one error; a manifest may need none
-            console.note(f"adapter: {device.gpu.adapter}; {device.gpu.reason}")
-        if kernel.sweep:
-            for result in kernel.sweep_results(device.gpu, chosen, seed):
-                reports.add(result, None)
-                if result["status"] != "pass":  # of the shapes that pass, the number is enough
-                    _show(result, 0, console)
-        requests = requests_of(paths, template)
-        if manifest is not None:
-            requests = itertools.chain(requests, read_manifest(manifest, template))
-        several = manifest is not None or len(paths) > 1 or any(map(_stands_for_several, paths))
-        file_shown = None
-        for outcome in batch.results(requests):
-            reports.add(outcome.result, outcome.picture)
-            if several and outcome.result["file"] != file_shown:
-                file_shown = outcome.result["file"]
-                console.answer(f"{file_shown}:")
-            _show(outcome.result, outcome.name_width, console)
-        unused = []
-        if input_path is not None and not tensors and not batch.stopped:
-            with open_source(input_path) as inputs:
-                unused = [name for name in inputs.tensors if (input_path, name) not in batch.used_inputs]
-        results = reports.results
-        if not results and shard == Shard():
-            raise UsageError("there is nothing to verify", hint="the list of files is empty")
-        counts = Counter(result["status"] for result in results)
-        summary = {status: counts[status] for status in ("pass", "fail", "error")}
-        code = EXIT_ERROR if counts["error"] else EXIT_FAILED if counts["fail"] else 0
-        if saved is not None and saved.write():
-            console.note(f"wrote {save_failing}")
-        for path in reports.write(_facts(device, seed, shard), summary, code):
-            console.note(f"wrote {path}")
-    console.answer(
-        f"\n{plural(len(results), 'tensor')}: {counts['pass']} passed, {counts['fail']} failed, "
-        f"{counts['error']} could not be checked" + f"; shard {shard}" * (shard.count > 1)
-    )
-    names = [result["tensor"] for result in results if result["tensor"] is not None]
-    if (idle := thresholds.unused(names)) and shard == Shard() and not batch.stopped:
-        console.warn(f"--max-quant-error: no tensor fits {quoted(idle)}")
-    if batch.stopped:
-        console.warn("stopped there; the rest was not looked at")
-    if saved is not None and saved.left_out:
-        console.warn(f"{plural(saved.left_out, 'failing tensor')} not in {save_failing}")
-    if unused:
-        console.warn(f"{input_path}: no packed tensor is named {quoted(unused)}")
-    if batch.unchecked:
-        console.warn(f"not checked, for want of an input: {quoted([item['tensor'] for item in batch.unchecked])}")
-    gpu = device.first
-    console.document(
-        {
-            "engine": gpu.engine.version if gpu else None,
-            "adapter": adapter_document(gpu.adapter) if gpu else None,
-            "seed": seed,
-            "rounding_factor": device.rounding_factor,
-            "shard": str(shard),
-            "summary": summary,
-            "stopped": batch.stopped,
-            "unused_inputs": unused,
-            "unchecked": batch.unchecked,
-            "results": results,
-        },
-        code,
-    )
-    return code
+        assert options.source is not None  # noqa: S101 - checked
+        return verify_than(options.paths[0], options.than, options.source, options.input_path, options.tensors, console)
+    from .verify_run import VerifyRun
 
-
-def _stands_for_several(path: Path) -> bool:
-    return os.path.isdir(path) or any(sign in str(path) for sign in "*?[")
-
-
-def _facts(device: Device, seed: int, shard: Shard) -> dict[str, str]:
-    """Return what a report says of the run."""
-    from qcs4w_packer import __version__
-
-    ran = {"engine": device.first.engine.version, "adapter": str(device.first.adapter)} if device.first else {}
-    return {"qcs4w": __version__, **ran, "seed": str(seed), "shard": str(shard)}
-
-
-def _show(result: dict[str, Any], name_width: int, console: Console) -> None:
-    if "error" in result:
-        console.answer_styled([[("ERROR", "bold red"), (f"  {result['tensor'] or result['file']}  not checked", "")]])
-        if not console.as_json:
-            print_error(result["error"]["message"], result["error"]["hint"])
-        return
-    console.answer_styled(verdict_lines(result, name_width))
+    return VerifyRun(options, console).run()
 
 
 def _watch(kernel: KernelRequest, console: Console) -> int:

@@ -7,12 +7,13 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .console import describe_error, print_traceback
-from .report import error_document, verdict_document
+from .report import error_document
+from .report_verdict import verdict_document
 from .verify_requests import Request, Unusable
 from .verify_work import OpenFiles, Setting, Work
 
@@ -83,18 +84,22 @@ class Batch:
     used_inputs: set[tuple[Path, str]] = field(default_factory=set)
     unchecked: list[dict[str, str]] = field(default_factory=list)
     stopped: bool = False
+    _left: "Iterator[_Task] | None" = None
+    _in_hand: "_Task | None" = None
+    _waiting: "deque[_Pending]" = field(default_factory=deque)
+    _judged: Outcome | None = None
 
     def results(self, requests: Iterable[Request | Unusable]) -> Iterator[Outcome]:
         """Yield what becomes of each tensor, in order."""
-        waiting: deque[Callable[[], Outcome]] = deque()
         with ThreadPoolExecutor(self.jobs, "judge", self._share_cores) as pool, OpenFiles(self.blob) as files:
-            tasks = self._tasks(requests, files)
+            self._left = self._tasks(requests, files)
             while True:
-                task = next(tasks, None)
+                task = self._in_hand = next(self._left, None)
                 if task is not None:
-                    waiting.append(self._start(task, pool))
-                while waiting and (task is None or len(waiting) > self.jobs):
-                    outcome = waiting.popleft()()
+                    self._waiting.append(self._start(task, pool))
+                    self._in_hand = None
+                while self._waiting and (task is None or len(self._waiting) > self.jobs):
+                    outcome = self._finish(self._waiting.popleft())
                     yield outcome
                     if self.fail_fast and outcome.result["status"] != "pass":
                         self.stopped = True
@@ -102,6 +107,41 @@ class Batch:
                         return
                 if task is None:
                     return
+
+    def abandon(self, requests: Iterable[Request | Unusable], error: Exception) -> Iterator[Outcome]:
+        """Yield what is known of all that `results` has not yielded yet; called while the driver keeps its thread.
+
+        What was run is judged; the tensor that has begun has an error, those after it were not reached.
+
+        Args:
+            requests: those of `results`, which may not have begun.
+            error: why the tensor does not end.
+        """
+        from qcs4w_gpu import NotReachedError
+
+        self.stopped = True
+        if self._judged is not None:
+            yield self._judged
+        for pending in self._waiting:
+            yield pending.outcome(self.verbose)
+        if self._in_hand is not None:
+            yield self._in_hand.failed(error, verbose=False)
+        with OpenFiles(self.blob) as files:
+            for task in self._tasks(requests, files) if self._left is None else self._left:
+                unreached = NotReachedError("not reached: a dispatch before it did not end")
+                yield task.failed(task.error or unreached, verbose=False)
+
+    def _finish(self, pending: "_Pending") -> Outcome:
+        """Wait until a tensor is judged, and hand on what fails."""
+        outcome = pending.outcome(self.verbose)
+        if self.on_failure is not None and outcome.result["status"] == "fail":
+            self._judged = outcome
+            try:
+                pending.hand_on(self.on_failure)
+            except Exception as error:  # as in `outcome`
+                outcome = pending.task.failed(error, verbose=self.verbose)
+            self._judged = None
+        return outcome
 
     def _share_cores(self) -> None:
         """Give each judge its part of the cores: idle threads of torch take time from a software driver."""
@@ -122,21 +162,19 @@ class Batch:
                 position += 1
 
     def _tasks_of(self, request: Request | Unusable, files: OpenFiles) -> Iterator["_Task"]:
-        from qcs4w_packer import Qcs4wError
-
         if isinstance(request, Unusable):
             yield _Task(request.file, request.line, error=request.error, is_unusable=True)
             return
         try:
             container = files.packed(request.file)
             width = max(map(len, container.entries), default=0)
-        except Qcs4wError as error:
+        except Exception as error:  # as in `_start`
             yield _Task(request.file, request.line, next(iter(request.tensors), None), error=error)
             return
         for name in request.tensors or (None,):
             try:
                 pairs = self._pairs(request, container, name, files)
-            except Qcs4wError as error:
+            except Exception as error:  # as in `_start`
                 yield _Task(request.file, request.line, name, width, error=error)
                 continue
             for entry, array_name in pairs:
@@ -164,44 +202,20 @@ class Batch:
             self.unchecked.extend({"file": str(request.file), "tensor": other} for other in left)
         return pairs
 
-    def _start(self, task: "_Task", pool: ThreadPoolExecutor) -> Callable[[], Outcome]:
-        """Do what needs the device and the files, hand the rest to a thread, and return what waits for the result."""
+    def _start(self, task: "_Task", pool: ThreadPoolExecutor) -> "_Pending":
+        """Do what needs the device and the files, and hand the rest to a thread."""
         from qcs4w_gpu import DeviceLostError, MissingEngineError, NoAdapterError
-        from qcs4w_packer import Qcs4wError
 
-        judging: Future[Verdict] | None = None
-        error = task.error
-        if task.work is not None:
-            try:
-                judging = pool.submit(task.work.begin())
-            except (MissingEngineError, NoAdapterError):  # of the whole batch
-                raise
-            except Qcs4wError as caught:
-                error = caught
-                if isinstance(caught, DeviceLostError):  # this tensor did it; the next gets a new one
-                    self.setting.device.close()
-
-        def finish() -> Outcome:
-            picture = None
-            try:
-                if judging is None:
-                    raise error if error is not None else AssertionError(task)
-                assert task.work is not None  # noqa: S101 - it made `judging`
-                verdict = judging.result()
-                picture = verdict.picture
-                content = verdict_document(task.work.entry, verdict)
-                if self.on_failure is not None and verdict.status == "fail":
-                    self.on_failure(task.work, verdict)
-            except Qcs4wError as caught:
-                message, hint, code = describe_error(caught)
-                if self.verbose:
-                    print_traceback(caught)
-                content = {"status": "error", **error_document(code, message, hint)}
-            place = {"file": str(task.file), "tensor": task.tensor}
-            result = place | ({} if task.line is None else {"line": task.line}) | content
-            return Outcome(result, task.width, picture)
-
-        return finish
+        if task.work is None:
+            return _Pending(task)
+        try:
+            return _Pending(task, pool.submit(task.work.begin()))
+        except (MissingEngineError, NoAdapterError):  # of the whole batch
+            raise
+        except Exception as error:  # one that nobody foresaw is a result as well, and no end of the batch
+            if isinstance(error, DeviceLostError):  # this tensor did it; the next gets a new one
+                self.setting.device.close()
+            return _Pending(replace(task, error=error))
 
 
 @dataclass(frozen=True)
@@ -215,3 +229,40 @@ class _Task:
     work: Work | None = None
     error: "Exception | None" = None
     is_unusable: bool = False
+
+    def failed(self, error: Exception, *, verbose: bool) -> Outcome:
+        """Return what became of it when it could not be checked."""
+        message, hint, code = describe_error(error)
+        if verbose:
+            print_traceback(error)
+        return self.outcome({"status": "error", **error_document(code, message, hint)})
+
+    def outcome(self, content: Result, picture: "Picture | None" = None) -> Outcome:
+        """Return what became of it, with its place."""
+        place = {"file": str(self.file), "tensor": self.tensor}
+        return Outcome(place | ({} if self.line is None else {"line": self.line}) | content, self.width, picture)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A task that has begun: it is being judged in a thread, or has failed before."""
+
+    task: _Task
+    judging: "Future[Verdict] | None" = None
+
+    def outcome(self, verbose: bool) -> Outcome:
+        """Wait for the verdict."""
+        task = self.task
+        if self.judging is None or task.work is None:
+            return task.failed(task.error or AssertionError(task), verbose=verbose)
+        try:
+            verdict = self.judging.result()
+            return task.outcome(verdict_document(task.work.entry, verdict), verdict.picture)
+        except Exception as error:  # one that nobody foresaw is a result as well, and no end of the batch
+            return task.failed(error, verbose=verbose)
+
+    def hand_on(self, on_failure: "Callable[[Work, Verdict], None]") -> None:
+        """Call back with a verdict that is there."""
+        assert self.judging is not None  # noqa: S101 - it has a verdict
+        assert self.task.work is not None  # noqa: S101
+        on_failure(self.task.work, self.judging.result())

@@ -1,23 +1,22 @@
-"""verify: the options of a kernel that somebody is writing, its sweep of shapes, its watchdog, and --watch."""
+"""verify: the options of a kernel that somebody is writing, its watchdog, and --watch."""
 
 import functools
-import sys
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .console import Console, describe_error, print_error, write
-from .interrupts import end_process
-from .main import EXIT_ERROR, EXIT_INTERRUPTED
+from .console import Console, print_error
+from .main import EXIT_INTERRUPTED
 from .options import Decorator
-from .report import error_document, to_json, verdict_document
 
 if TYPE_CHECKING:
-    from qcs4w_gpu import Gpu, Kernel
+    from qcs4w_gpu import Gpu, Kernel, KernelTimeoutError
 
 _PATIENCE_S = 10.0
 _POLL_S = 0.2
@@ -51,6 +50,17 @@ class KernelRequest:
         """The user's file, or None where the kernel is one of ours."""
         return Path(self.name) if self.name is not None and self.name.endswith(".wgsl") else None
 
+    def said(self) -> dict[str, Any]:
+        """Return what each option says, by its name; None where it is not given."""
+        return {
+            "kernel": self.name,
+            "grid": self.grid,
+            "workgroup": self.workgroup,
+            "define": self.defines or None,
+            "sweep": self.sweep or None,
+            "timeout": self.timeout,
+        }
+
     def read(self) -> "Kernel | None":
         """Return the kernel, or None where the plan chooses.
 
@@ -78,8 +88,14 @@ class KernelRequest:
             raise KernelError(f"no kernel '{self.name}'", hint=hint)
         return shipped_kernel(self.name)
 
-    def watched(self, gpu: "Gpu", console: Console) -> "Gpu":
-        """Return a device whose watchdog ends the process: nothing else ends a wait in the driver."""
+    def watched(self, gpu: "Gpu", give_up: "Callable[[KernelTimeoutError], None]") -> "Gpu":
+        """Return a device with a watchdog.
+
+        Args:
+            gpu: the device.
+            give_up: called in a thread of its own when a dispatch takes too long; nothing but the end of the process
+                ends the wait in the driver.
+        """
         from qcs4w_gpu import KernelTimeoutError, Watchdog
 
         seconds = self.timeout if self.timeout is not None else _PATIENCE_S if self.file else None
@@ -87,39 +103,15 @@ class KernelRequest:
             return gpu
 
         def bark(what: str) -> None:
-            message, hint, code = describe_error(
+            give_up(
                 KernelTimeoutError(
                     f"{what} has not ended within {seconds:g} s on {gpu.adapter}; the rest was not looked at",
                     hint="is there a loop that does not end? --timeout SECONDS waits longer",
                 )
             )
-            if console.as_json:
-                write(to_json(console.command, error_document(code, message, hint), EXIT_ERROR), sys.stdout)
-            else:
-                print_error(message, hint)
-            end_process(EXIT_ERROR)
 
         gpu.watchdog = Watchdog(seconds, bark)
         return gpu
-
-    def sweep_results(self, gpu: "Gpu", kernel: "Kernel | None", seed: int) -> Iterator[dict[str, Any]]:
-        """Yield the JSON form of a result for each shape, the smallest first, up to the first that does not pass."""
-        from qcs4w_gpu.sweep import sweep, sweep_shapes
-        from qcs4w_packer import Qcs4wError
-
-        shapes = sweep_shapes()
-        judged = sweep(gpu, kernel, shapes=shapes, seed=seed)
-        for shape in shapes:
-            place = {"file": "sweep", "tensor": str(shape)}
-            try:
-                verdict = next(judged)[1]
-            except Qcs4wError as error:
-                message, hint, code = describe_error(error)
-                yield {**place, "status": "error", **error_document(code, message, hint)}
-                return
-            yield {**place, **verdict_document(shape, verdict)}
-            if verdict.status != "pass":
-                return
 
 
 def kernel_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,8 +123,9 @@ def kernel_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--grid",
             metavar="EXPR",
-            help="How many workgroups your kernel needs, of M, N, K, K_packed and its constants; folded into two "
-            "dimensions. Two expressions with a comma are x and y as they are.  [default: its //! grid line]",
+            help="How many workgroups your kernel needs, of M, N, K, K_packed and its constants, with + - * / %, ceil, "
+            "min and max; folded into two dimensions. Two expressions with a comma are x and y as they are.  [default: "
+            "its //! grid line]",
         ),
         click.option(
             "--workgroup", metavar="EXPR", help="Its workgroup size, where the text's own is no plain arithmetic."
@@ -153,7 +146,7 @@ def kernel_options(function: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--timeout",
             metavar="SECONDS",
-            type=click.FloatRange(0, 1e6, min_open=True),
+            type=SecondsType(0, 1e6, min_open=True),
             help="How long one dispatch may take.  [default: 10 for a kernel of yours]",
         ),
         click.option("--watch", is_flag=True, help="Verify again whenever your kernel is saved; Ctrl-C ends it."),
@@ -162,12 +155,26 @@ def kernel_options(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def with_kernel(**given: Any) -> Any:
         said = {name: given.pop(name) for name in _NAMES}
-        return function(**given, kernel=KernelRequest(said.pop("kernel"), **{**said, "defines": dict(said["defines"])}))
+        defines = dict(said["defines"])
+        if twice := [name for name, count in Counter(name for name, _ in said["defines"]).items() if count > 1]:
+            raise click.UsageError(f"--define says {twice[0]} more than once")
+        return function(**given, kernel=KernelRequest(said.pop("kernel"), **{**said, "defines": defines}))
 
     decorated: Callable[..., Any] = with_kernel
     for option in reversed(options):
         decorated = option(decorated)
     return decorated
+
+
+class SecondsType(click.FloatRange):
+    """A time; no range of click's refuses NaN."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Parse the text."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"'{value:.20}' is no number of seconds", param, ctx)
+        return seconds
 
 
 class DefineType(click.ParamType):  # type: ignore[type-arg]  # generic in recent clicks only

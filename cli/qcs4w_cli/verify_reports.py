@@ -3,7 +3,7 @@
 import contextlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -12,6 +12,7 @@ import click
 
 from .options import PATH, Decorator
 from .report import SCHEMA_VERSION, json_value
+from .verify_requests import Request, Unusable
 
 if TYPE_CHECKING:
     from qcs4w_gpu.picture import Picture
@@ -74,6 +75,30 @@ class Reports:
         """Whether what fails is to be drawn."""
         return "html" in self.targets
 
+    def spare(self, requests: Iterable[Request | Unusable], also: Sequence[Path]) -> Iterable[Request | Unusable]:
+        """Return the requests, once it is known that no report would replace what is read for them.
+
+        Only a report that is there already can: then, and only then, are all requests made beforehand.
+
+        Args:
+            requests: all of them.
+            also: what else is read.
+
+        Raises:
+            OutputError: a report would replace what is read, or lies in a folder that is read as a whole.
+        """
+        from qcs4w_packer.files import check_outside, check_target
+
+        there = [path for path in (*self.targets.values(), self.lines) if path is not None and path.exists()]
+        if not there:
+            return requests
+        known = list(requests)
+        read = {path for each in known if isinstance(each, Request) for path in each.paths} | set(also)
+        for path in there:
+            check_target(path, force=self.force, sources=tuple(read))
+            check_outside(path, tuple(read))
+        return known
+
     def write(self, facts: dict[str, str], summary: dict[str, int], exit_code: int) -> list[Path]:
         """Write all of them, each beside its target and then renamed; return where they lie.
 
@@ -129,9 +154,21 @@ class Reports:
 
 
 def open_reports(
-    stack: contextlib.ExitStack, jsonl: Path | None, targets: dict[str, Path | None], *, force: bool
+    stack: contextlib.ExitStack,
+    jsonl: Path | None,
+    targets: dict[str, Path | None],
+    folder: Path | None = None,
+    *,
+    force: bool,
 ) -> Reports:
-    """Check before any work that all reports can be written, and start the lines of JSON.
+    """Check before any work that all reports can be written.
+
+    Args:
+        stack: closes the lines of JSON.
+        jsonl: where they go; `-` is stdout.
+        targets: the file of each other format, or None.
+        folder: that this run makes as well.
+        force: replace files that are there.
 
     Raises:
         OutputError: a file is there already, or cannot be written.
@@ -143,10 +180,15 @@ def open_reports(
     from qcs4w_packer.files import check_target
 
     wanted = {kind: path for kind, path in targets.items() if path is not None}
+    for kind, path in wanted.items():
+        if str(path) == "-":
+            raise UsageError(f"--{kind} does not go to stdout", hint="name a file; lines of JSON do: --jsonl -")
     lines = None if jsonl is None or str(jsonl) == "-" else jsonl
     real = [check_target(path, force=force) for path in (*wanted.values(), lines) if path is not None]
     if len(set(real)) < len(real):
         raise UsageError("two reports cannot go to one file")
+    if folder is not None and folder.resolve() in real:
+        raise UsageError(f"a report and --save-failing cannot both go to {folder}")
     if "html" in wanted and find_spec("matplotlib") is None:
         raise UsageError("--html draws with matplotlib, which is not installed", hint="pip install 'qcs4w[report]'")
     return Reports(stack, wanted, lines, sys.stdout if jsonl is not None and lines is None else None, force)

@@ -5,10 +5,10 @@ import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qcs4w_packer.errors import Qcs4wError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 _LONGEST_LINE = 1 << 20  # bytes
 _PATHS = ("file", "input", "output", "source")
 _KEYS = (*_PATHS, "tensor", "rows", "seed", "max_quant_error")
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # some editors begin a file with it
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Thresholds:
 
     Attributes:
         general: of every tensor, or None.
-        by_pattern: (glob of names, threshold); the last one that fits a name counts, before `general`.
+        by_pattern: (glob or `re:` of names, threshold); the last one that fits a name counts, before `general`.
     """
 
     general: float | None = None
@@ -35,11 +36,17 @@ class Thresholds:
 
     def of(self, name: str) -> float | None:
         """Return the threshold of a tensor."""
-        return next((value for glob_, value in reversed(self.by_pattern) if fnmatchcase(name, glob_)), self.general)
+        from qcs4w_packer.name_patterns import find_names
+
+        return next(
+            (limit for pattern, limit in reversed(self.by_pattern) if find_names([name], pattern)), self.general
+        )
 
     def unused(self, names: Sequence[str]) -> list[str]:
         """Return the patterns that fit none of these names."""
-        return [pattern for pattern, _ in self.by_pattern if not any(fnmatchcase(name, pattern) for name in names)]
+        from qcs4w_packer.name_patterns import find_names
+
+        return [pattern for pattern, _ in self.by_pattern if not find_names(names, pattern)]
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,11 @@ class Request:
     thresholds: Thresholds = Thresholds()
     line: int | None = None
 
+    @property
+    def paths(self) -> list[Path]:
+        """All that is read for it."""
+        return [path for path in (self.file, self.input, self.output, self.source) if path is not None]
+
 
 @dataclass(frozen=True)
 class Unusable:
@@ -78,48 +90,78 @@ class Unusable:
     line: int | None = None
 
 
-def expand(path: Path) -> Iterator[Path]:
-    """Yield the packed files that an argument means: itself, those in a folder, or those that a glob matches, sorted.
-
-    Raises:
-        ContainerError: a folder without a packed file, or a pattern that matches nothing.
-    """
-    from qcs4w_packer.errors import ContainerError
-
-    if not path.exists() and glob.has_magic(str(path)):
-        found = sorted(glob.glob(str(path), recursive=True))
-        if not found:
-            raise ContainerError(f"{path}: matches no file")
-        for each in found:
-            yield from expand(Path(each)) if Path(each).is_dir() else [Path(each)]
-    elif path.is_dir() and not _is_packed_folder(path):
-        inside = [each for each in sorted(path.iterdir()) if each.is_file() and _may_be_packed(each)]
-        if not inside:
-            raise ContainerError(f"{path}: there is no packed file in this folder")
-        yield from inside
-    else:
-        yield path
-
-
 def requests_of(paths: list[Path], template: Request) -> Iterator[Request | Unusable]:
-    """Yield a request for each packed file that the arguments mean."""
-    from qcs4w_packer import Qcs4wError
+    """Yield a request for each packed file that the arguments mean; what one of them lacks does not stop the others."""
+    from qcs4w_packer.errors import ContainerError
 
     for path in paths:
         try:
-            yield from (replace(template, file=each) for each in expand(path))
-        except Qcs4wError as error:
-            yield Unusable(path, error)
+            found = [path] if path.exists() or not glob.has_magic(str(path)) else _matches(path)
         except OSError as error:
             yield Unusable(path, _unreadable(path, error))
+            continue
+        if not found:
+            yield Unusable(path, ContainerError(f"{path}: matches no file"))
+        for each in found:
+            yield from _each_file(replace(template, file=each))
 
 
-def read_manifest(manifest: Path, template: Request) -> Iterator[Request | Unusable]:
+def _matches(pattern: Path) -> list[Path]:
+    return [Path(found) for found in sorted(glob.glob(str(pattern), recursive=True))]
+
+
+def _each_file(request: Request) -> Iterator[Request | Unusable]:
+    """Yield a request for each packed file that the file of one means."""
+    from qcs4w_packer import Qcs4wError
+
+    try:
+        yield from [replace(request, file=file) for file in _files_of(request.file)]
+    except Qcs4wError as error:
+        yield Unusable(request.file, error, request.line)
+    except OSError as error:
+        yield Unusable(request.file, _unreadable(request.file, error), request.line)
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return a file itself, or the packed files in a folder, sorted.
+
+    Raises:
+        ContainerError: a folder without a packed file.
+    """
+    from qcs4w_packer.errors import ContainerError
+
+    if not path.is_dir() or _is_packed_folder(path):
+        return [path]
+    inside = [each for each in sorted(path.iterdir()) if each.is_file() and _may_be_packed(each)]
+    if not inside:
+        raise ContainerError(f"{path}: there is no packed file in this folder")
+    return inside
+
+
+@contextmanager
+def open_manifest(manifest: Path) -> Iterator[IO[bytes]]:
+    """Open a manifest, or stdin for `-`, before any work is done.
+
+    Raises:
+        SourceError: it cannot be read.
+    """
+    if str(manifest) == "-":
+        yield sys.stdin.buffer
+        return
+    try:
+        file = manifest.open("rb")
+    except OSError as error:
+        raise _unreadable(manifest, error) from None
+    with file:
+        yield file
+
+
+def read_manifest(file: IO[bytes], manifest: Path, template: Request) -> Iterator[Request | Unusable]:
     """Yield a request for each line of a manifest; a bad line is one that cannot be met, with its number.
 
     Args:
-        manifest: JSON lines, or `-` for stdin. Paths in it are relative to its folder (for stdin: to the current one).
-            Empty lines are passed over.
+        file: JSON lines. Empty ones are passed over.
+        manifest: its path, or `-` for stdin. Paths in it are relative to its folder (for stdin: to the current one).
         template: what a line does not say.
 
     Raises:
@@ -127,21 +169,22 @@ def read_manifest(manifest: Path, template: Request) -> Iterator[Request | Unusa
     """
     from qcs4w_packer.errors import UsageError
 
-    from_stdin = str(manifest) == "-"
-    folder = Path() if from_stdin else manifest.parent
+    folder = manifest.parent
+    number = 0
     try:
-        with sys.stdin.buffer if from_stdin else manifest.open("rb") as file:
-            number = 0
-            while data := file.readline(_LONGEST_LINE + 1):
-                number += 1
-                if data.strip():
-                    try:
-                        yield _request(data, folder, replace(template, line=number))
-                    except UsageError as error:
-                        text = f"{manifest}: line {number}: {error}"
-                        yield Unusable(manifest, UsageError(text, hint=error.hint), number)
-                while len(data) > _LONGEST_LINE and not data.endswith(b"\n"):  # the rest of a line that is too long
-                    data = file.readline(_LONGEST_LINE + 1)
+        while data := file.readline(_LONGEST_LINE + 1):
+            number += 1
+            line = data.removeprefix(_BYTE_ORDER_MARK) if number == 1 else data
+            if line.strip():
+                try:
+                    request = _request(line, folder, replace(template, line=number))
+                except UsageError as error:
+                    text = f"{manifest}: line {number}: {error}"
+                    yield Unusable(manifest, UsageError(text, hint=error.hint), number)
+                else:
+                    yield from _each_file(request)
+            while len(data) > _LONGEST_LINE and not data.endswith(b"\n"):  # the rest of a line that is too long
+                data = file.readline(_LONGEST_LINE + 1)
     except OSError as error:
         raise _unreadable(manifest, error) from None
 
@@ -149,12 +192,14 @@ def read_manifest(manifest: Path, template: Request) -> Iterator[Request | Unusa
 def _request(data: bytes, folder: Path, template: Request) -> Request:
     """Read one line; UsageError says what is wrong with it."""
     from qcs4w_packer.errors import UsageError
-    from qcs4w_packer.select import did_you_mean
+    from qcs4w_packer.name_patterns import did_you_mean
 
     if len(data) > _LONGEST_LINE:
         raise UsageError(f"is longer than {_LONGEST_LINE:,} bytes")
     try:
-        line = json.loads(data.decode())
+        line = json.loads(data.decode(), object_pairs_hook=_said_once)
+    except json.JSONDecodeError as error:  # its own "line 1" is not the manifest's
+        raise UsageError(f"is no JSON: {error.msg}, at column {error.colno}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"is no JSON: {error}") from None
     if not isinstance(line, dict):
@@ -172,12 +217,12 @@ def _request(data: bytes, folder: Path, template: Request) -> Request:
         if not isinstance(value, str) or not value or "\0" in value:
             raise UsageError(f"{key} is {json.dumps(value):.40}, expected a {'name' if key == 'tensor' else 'path'}")
         given |= {"tensors": (value,)} if key == "tensor" else {key: folder / value}
-    for key, least in (("rows", 1), ("seed", 0)):
+    for key, least, most in (("rows", 1, 2**32 - 1), ("seed", 0, 2**64 - 1)):
         value = line.get(key)
         if value is None:
             continue
-        if type(value) is not int or not least <= value < 2**32:
-            raise UsageError(f"{key} is {json.dumps(value):.40}, expected a whole number from {least}")
+        if type(value) is not int or not least <= value <= most:
+            raise UsageError(f"{key} is {json.dumps(value):.40}, expected a whole number from {least} to {most}")
         given[key] = value
     limit = line.get("max_quant_error")
     if limit is not None:
@@ -192,11 +237,24 @@ def _request(data: bytes, folder: Path, template: Request) -> Request:
     return request
 
 
-def _is_packed_folder(path: Path) -> bool:
-    """Tell whether a folder as a whole is what another tool writes."""
-    from qcs4w_packer.formats.detect import foreign_opener
+def _said_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object; of two values for one key none can be the right one."""
+    from qcs4w_packer.errors import UsageError
 
-    return foreign_opener(path) is not None
+    said: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in said:
+            raise UsageError(f"says '{key:.40}' twice")
+        said[key] = value
+    return said
+
+
+def _is_packed_folder(path: Path) -> bool:
+    """Tell whether a folder as a whole is one checkpoint of several shards, or what another tool writes."""
+    from qcs4w_packer.formats.detect import foreign_opener
+    from qcs4w_packer.packed_folder import is_sharded
+
+    return foreign_opener(path) is not None or is_sharded(path)
 
 
 def _may_be_packed(path: Path) -> bool:

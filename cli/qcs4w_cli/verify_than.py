@@ -112,6 +112,7 @@ def _compared(
     from qcs4w_packer.measure import output_error, quantization_error, row_square_sums
     from qcs4w_packer.packing import source_weight
     from qcs4w_packer.quantize import dequantize
+    from qcs4w_packer.rowpack import refuse_non_finite
 
     other = files[1].entry(entry.name)
     shapes = [(each.out_features, each.in_features) for each in (entry, other)]
@@ -120,6 +121,7 @@ def _compared(
             f"'{entry.name}' is {list(shapes[0])} in {files[0].path}, {list(shapes[1])} in {files[1].path}"
         )
     weight = source_weight(weights, entry)
+    refuse_non_finite(weight, name=entry.name)
     x = None
     if inputs is not None:
         x = as_rows(read_array(inputs, array_name, entry.in_features), entry.in_features, name=entry.name)

@@ -126,6 +126,7 @@ class Work:
     def begin(self) -> Judge:
         """Read what is needed, run it if it is the GPU's y that is judged, and return what judges it."""
         from qcs4w_gpu.verify import judge
+        from qcs4w_packer.errors import UsageError
         from qcs4w_packer.packing import source_weight
 
         request, entry = self.request, self.entry
@@ -137,6 +138,8 @@ class Work:
             "draw": self.setting.draw,
         }
         if request.output is not None:
+            if self.setting.kernel is not None:
+                raise UsageError(f"{request.output} is judged as it is: no kernel runs, --kernel has no meaning")
             return self._foreign(rest)
         return functools.partial(judge, self._ask(), rounding_factor=self.setting.device.rounding_factor, **rest)
 
@@ -175,6 +178,7 @@ class Work:
             y,
             dtype=outputs.tensors[name].dtype,
             bias=container.bias(entry) if self.setting.with_bias else None,
+            file=request.output,
             **rest,
         )
 

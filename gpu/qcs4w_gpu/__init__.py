@@ -15,6 +15,7 @@ from .errors import (
     LimitError,
     MissingEngineError,
     NoAdapterError,
+    NotReachedError,
     PrecisionError,
 )
 from .foreign import judge_output
@@ -57,6 +58,7 @@ __all__ = [
     "Linear",
     "MissingEngineError",
     "NoAdapterError",
+    "NotReachedError",
     "Plan",
     "Precision",
     "PrecisionError",

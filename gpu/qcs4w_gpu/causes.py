@@ -1,7 +1,7 @@
 """Why is it wrong? What people get wrong is tried, and what explains the evidence is named, the best first."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ from .faults import Hypothesis, Suspects
 _EXPLAINS = 0.5
 _PAIR_EXPLAINS = 0.1  # hundreds of pairs are tried, of which one may come near by chance
 _SAME = 1e-6  # residuals below this are rounding
+_WHOLE = 0.01  # residuals below this are rounding too, of a y that was stored in bf16: the fault is all there is
+_OFF = "y is off from that by {residual:.2g}, from the right answer by {baseline:.2g}"
 _ROWS = 256  # of the weight; more rows would not tell more
 _MOST = 3
 
@@ -90,7 +92,20 @@ def name_faults(answers: Sequence[Suspects], outputs: Sequence[NDArray[np.floati
     named = [
         (float(left[i]), float(baselines[i]), tried[i]) for i in np.flatnonzero(left < _EXPLAINS) if tried[i].faults
     ]
-    return _best(named, "y is off from that by {residual:.2g}, from the right answer by {baseline:.2g}")
+    causes = _best(named, _OFF)
+    if causes and causes[0].residual < _WHOLE:
+        return causes
+    return _simple(answers, outputs) or [replace(cause, evidence=f"in part: {cause.evidence}") for cause in causes]
+
+
+def _simple(answers: Sequence[Suspects], outputs: Sequence[NDArray[np.floating]]) -> list[Cause]:
+    """Name what is no fault of a list, but plain to see in every output: reversed, or a multiple of what is right."""
+    found = [{words: rest for words, *rest in each.turned(y)} for each, y in zip(answers, outputs, strict=True)]
+    for words in found[0]:
+        if all(words in each and each[words][0] < min(_WHOLE, _EXPLAINS * each[words][1]) for each in found):
+            left, baseline = (max(figures) for figures in zip(*(each[words] for each in found), strict=True))
+            return [Cause(words, left, _OFF.format(residual=left, baseline=baseline))]
+    return []
 
 
 def causes_of_weights(packed: PackedLinear, weight: NDArray[np.float32]) -> list[Cause]:

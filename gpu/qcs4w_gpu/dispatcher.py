@@ -54,6 +54,7 @@ class Watchdog:
             yield
         finally:
             timer.cancel()
+            timer.join()  # a bark that has begun is not disturbed
 
 
 @dataclass(eq=False)

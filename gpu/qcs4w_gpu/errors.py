@@ -45,6 +45,12 @@ class KernelTimeoutError(GpuError):
     code = "timeout"
 
 
+class NotReachedError(GpuError):
+    """Raised for what was still to be done when a dispatch did not end."""
+
+    code = "not_reached"
+
+
 class DeviceLostError(GpuError):
     """Raised when the device has gone away, for example because a watchdog ended it."""
 

@@ -3,6 +3,7 @@
 import ast
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from fractions import Fraction
 
@@ -10,6 +11,7 @@ from .errors import KernelError
 
 _LONGEST_EXPRESSION = 1000
 _LARGEST_VALUE = 1 << 128
+_NAMES_TOLD = 12
 
 
 def at_last_comma(text: str) -> tuple[str, str, str]:
@@ -67,14 +69,24 @@ def evaluate(expression: str, names: Mapping[str, int], where: str) -> int:
             case ast.Call(func=ast.Name(id="min" | "max" as function), args=[_, *_] as arguments, keywords=[]):
                 return (min if function == "min" else max)(value(argument, exact=exact) for argument in arguments)
             case _:
-                raise KernelError(f"{where}: cannot evaluate '{ast.unparse(node)}' in '{expression}'")
+                raise KernelError(
+                    f"{where}: cannot evaluate '{ast.unparse(node)}' in '{expression.strip()}'", hint=_grammar(names)
+                )
 
     if len(text) > _LONGEST_EXPRESSION:
         raise KernelError(f"{where}: an expression has {len(text)} characters, expected {_LONGEST_EXPRESSION} at most")
     try:
-        result = math.floor(value(ast.parse(text, mode="eval").body))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Python would say more of "1if M" than the error does
+            tree = ast.parse(text, mode="eval")
+        result = math.floor(value(tree.body))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise KernelError(f"{where}: cannot evaluate '{expression}': {error}") from None
+        raise KernelError(f"{where}: cannot evaluate '{expression}': {error}", hint=_grammar(names)) from None
     if abs(result) > _LARGEST_VALUE:
         raise KernelError(f"{where}: '{expression}' is beyond 128 bits")
     return result
+
+
+def _grammar(names: Mapping[str, int]) -> str:
+    known = "".join(f", {name}" for name in list(names)[:_NAMES_TOLD]) + ", …" * (len(names) > _NAMES_TOLD)
+    return f"there are + - * % / (rounds down), ceil(a / b), min, max, whole numbers{known}"

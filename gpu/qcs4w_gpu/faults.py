@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 # Of x and of the weight. More would tell no more: 64 × 128 sums of which two agree by chance are the same fault.
 _PART_M, _PART_N = 64, 128
-_BLOCK = 8192  # columns of the weight read at a time; even, so that no byte is parted
+_BLOCK = 8192  # columns of the weight read at a time
 
 #: Faults of the scale, of x, of where y is written, and of the bias; "" for none.
 SCALES = (
@@ -145,6 +145,33 @@ class Suspects:
         baseline[by_columns] = _relative(plain, right[None])
         return left, baseline
 
+    def turned(self, y: NDArray[np.floating]) -> list[tuple[str, float, float]]:
+        """Hold a y against the right answer in ways that make no pairs: reversed, or multiplied by a number.
+
+        Args:
+            y: floats, shape (M, N).
+
+        Returns:
+            (what it is, the residual, what the right answer leaves), where both have more than one element in common.
+        """
+        rows, columns = self._part
+        right = self.outputs[self.tried.index(RIGHT_ANSWER)][None]
+        plain = y[:rows, :columns].astype(np.float64)
+        baseline = float(_relative(plain, right)[0])
+        found = [
+            (words, float(_relative(other.astype(np.float64), right)[0]), baseline)
+            for words, other in (
+                ("rows of y reversed", y[::-1][:rows, :columns]),
+                ("columns of y reversed", y[:, ::-1][:rows, :columns]),
+            )
+        ]
+        told = np.isfinite(plain)
+        size = float(np.square(right[0][told]).sum())
+        factor = float((plain[told] * right[0][told]).sum()) / size if size else 0.0
+        if factor and told.sum() > 1:
+            found.append((f"y is {factor:.4g} × the right one", float(_relative(plain, factor * right)[0]), baseline))
+        return found
+
     def _output(self, each: Hypothesis) -> Floats:
         """Return a hypothesis' y where it is not turned, NaN where the hypothesis cannot say: (rows, columns)."""
         columns = self._part[1]
@@ -206,10 +233,11 @@ class Suspects:
 
 
 def _codes(packed: PackedLinear, reading: Reading, rows: int, start: int, end: int) -> NDArray[np.int8]:
-    """Return columns of the first rows, as read with the usual offset; `start` is even."""
+    """Return columns of the first rows, as read with the usual offset."""
     plain = Reading(reading.layout, arrangement=reading.arrangement)
     if reading.arrangement is ROWS:
-        return plain.codes(packed.packed[:rows, start // 2 : packed_width(end)], end - start)
+        odd = start % 2  # its byte's even column was read before
+        return plain.codes(packed.packed[:rows, start // 2 : packed_width(end)], end - start + odd)[:, odd:]
     assert reading.arrangement is TRANSPOSED  # noqa: S101 - the list has no other
     width = packed_width(packed.out_features)
     part = packed.packed.reshape(-1)[start * width : end * width]

@@ -1,5 +1,6 @@
 """A y that was computed elsewhere, on a phone, in a browser or by another runtime: judged without any GPU."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +28,7 @@ def judge_output(
     rounding_factor: int = 1,
     max_quant_error: float | None = None,
     draw: bool = False,
+    file: str | os.PathLike[str] | None = None,
 ) -> Verdict:
     """Judge y = x · Ŵᵀ (+ bias), wherever it was computed, as long as sums are kept in float32 or better.
 
@@ -43,6 +45,7 @@ def judge_output(
         rounding_factor: c of the bound: 1 where arithmetic rounds to nearest, as nearly all does.
         max_quant_error: the relative quantization error that is allowed; it needs the source.
         draw: add a picture where it fails.
+        file: where y came from, for errors.
 
     Raises:
         UsageError: x, y or source have the wrong shape.
@@ -50,9 +53,12 @@ def judge_output(
     """
     rows = as_rows(x, packed.in_features)
     if y.ndim < 1 or y.shape[-1] != packed.out_features or _leading(y) != _leading(x):
+        expected = [*x.shape[:-1], packed.out_features]
+        turned = list(y.shape) == expected[::-1]
         raise UsageError(
-            f"the output has shape {list(y.shape)}, expected {[*x.shape[:-1], packed.out_features]} "
-            f"for the input {list(x.shape)}"
+            f"{f'{file}: ' if file else ''}the output has shape {list(y.shape)}, expected {expected} "
+            f"for the input {list(x.shape)}",
+            hint="save it transposed: one row for each row of the input" if turned else None,
         )
     y = np.ascontiguousarray(y.reshape(-1, packed.out_features))
 
@@ -72,13 +78,24 @@ def judge_output(
         bounded=found,
         source=check,
         causes=tuple(causes),
-        warnings=tuple(weight_warnings(packed)),
+        warnings=(*weight_warnings(packed), *_blindness(wanted.y, bound)),
         output_dtype=dtype,
         max_quant_error=max_quant_error,
     )
     if not draw or verdict.status == "pass":
         return verdict
     return replace(verdict, picture=picture_of(packed, y, wanted.y, bound, right=overflow))
+
+
+def _blindness(y: NDArray[np.float64], bound: NDArray[np.float64]) -> list[str]:
+    """Say where the judge cannot see: there is no exact probe to catch what hides within the bound."""
+    hidden = int((np.abs(y) <= bound).sum())
+    if 2 * hidden < y.size:
+        return []
+    return [
+        f"{hidden:,} of {y.size:,} elements of y should be no larger than their bound, so that zeros would pass there: "
+        "the input is zero or tiny, or K so large that sums in float32 may lose everything"
+    ]
 
 
 def _leading(array: NDArray[np.floating]) -> tuple[int, ...]:

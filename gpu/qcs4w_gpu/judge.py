@@ -108,6 +108,7 @@ class Comparison:
         unwritten_pattern: where they are, in words; None where everything was written.
         guards_intact: nothing was written behind y.
         nan_count: elements that are NaN.
+        wrong_zeros: elements with a failure that are 0.
     """
 
     elements: int
@@ -122,6 +123,7 @@ class Comparison:
     unwritten_pattern: str | None = None
     guards_intact: bool = True
     nan_count: int = 0
+    wrong_zeros: int = 0
 
     @property
     def is_match(self) -> bool:
@@ -310,12 +312,14 @@ def compare(
         unwritten=0 if unwritten is None else int(unwritten.sum()),
         guards_intact=guards_intact,
         nan_count=int(np.isnan(y).sum()),
+        wrong_zeros=int((wrong & (y == 0)).sum()),
     )
 
 
 def _worst(excess: NDArray[np.float64], error: NDArray[np.float64]) -> int:
     """Return the flat index of the largest excess; among equals (infinite ones, say) the largest error."""
-    return int(np.lexsort((error.ravel(), excess.ravel()))[-1])
+    places = np.flatnonzero(excess == excess.max())  # no sorting: y may have a hundred million elements
+    return int(places[error.ravel()[places].argmax()])
 
 
 def _blocks(packed: PackedLinear) -> "Iterator[tuple[torch.Tensor, torch.Tensor]]":

@@ -4,6 +4,11 @@ Tile sizes, workgroup sizes and bindings stand in the WGSL only; the host reads 
 with `//!` are for the host: `grid` is the number of workgroups as an expression of M, N, K, K_packed and the file's
 constants; `row_align` is what K_packed must be a multiple of; with `x_align` a row of x takes K floats rounded up to a
 multiple of that, and zeros fill it.
+
+A kernel bounds its stores by M · N, not by arrayLength(&y): y's binding has guard words behind it. A binding of exactly
+M · N words would let a kernel pass that stores past y, since checked WGSL drops such stores, or moves them to a place
+within; a runtime that binds a larger buffer, or does not check, would have its data overwritten. So the guard stays in
+the binding, and a kernel that trusts arrayLength(&y) fails.
 """
 
 import os
@@ -102,7 +107,8 @@ class Kernel:
         Raises:
             KernelError: the expression cannot be evaluated, or gives less than one.
         """
-        return evaluate_positive(self.grid, {**self.constants, **sizes}, f"kernel '{self.name}': grid")
+        names = {**sizes, **self.constants, **sizes}  # the sizes first, where names are listed
+        return evaluate_positive(self.grid, names, f"kernel '{self.name}': grid")
 
     def grid_of(self, sizes: Mapping[str, int]) -> tuple[int, int] | int:
         """Return the number of workgroups, or their numbers along x and y where the expression has two parts.
@@ -113,8 +119,16 @@ class Kernel:
         x, comma, y = at_last_comma(self.grid)
         if not (comma and x.strip() and y.strip()):
             return self.workgroups(sizes)
-        names, where = {**self.constants, **sizes}, f"kernel '{self.name}': grid"
+        names, where = {**sizes, **self.constants, **sizes}, f"kernel '{self.name}': grid"
         return evaluate_positive(x, names, where), evaluate_positive(y, names, where)
+
+    def check_grid(self) -> None:
+        """Refuse a grid that says nothing at any shape.
+
+        Raises:
+            KernelError: it has other than one or two expressions of M, N, K, K_packed and the file's constants.
+        """
+        self.grid_of({"M": 1009, "N": 1013, "K": 1019, "K_packed": 510})
 
 
 @dataclass(frozen=True)
@@ -155,7 +169,7 @@ def read_kernel(path: str | os.PathLike[str], settings: KernelSettings = PLAIN) 
             raise KernelError(f"{path}: {'is no regular file' if path.exists() else 'cannot be read: no such file'}")
         if path.stat().st_size > _MOST_BYTES:
             raise KernelError(f"{path}: has {path.stat().st_size:,} bytes, expected {_MOST_BYTES:,} at most")
-        return parse_kernel(path.stem, path.read_text("utf-8"), settings)
+        return parse_kernel(path.stem, path.read_text("utf-8-sig"), settings)  # some editors begin a file with a mark
     except OSError as error:
         raise KernelError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -176,7 +190,7 @@ def parse_kernel(name: str, source: str, settings: KernelSettings = PLAIN) -> Ke
     entries = [entry for entry in _ENTRY.finditer(code) if _attribute(entry, "compute") is not None]
     if len(entries) != 1:
         raise KernelError(f"{where} has {len(entries)} @compute entry points, expected one")
-    grid = settings.grid or directives.get("grid")
+    grid = directives.get("grid") if settings.grid is None else settings.grid
     if grid is None:
         raise KernelError(
             f"{where} does not say how many workgroups it needs",
@@ -186,10 +200,14 @@ def parse_kernel(name: str, source: str, settings: KernelSettings = PLAIN) -> Ke
     overrides = read_overrides(scope)
     defines = settle(overrides, settings.defines, _constant_names(scope), where)
     constants = _constants(scope, overrides, defines)
-    size, what = settings.workgroup or _attribute(entries[0], "workgroup_size") or "", f"{where}: workgroup_size"
-    if settings.workgroup is not None and not size.strip():
-        raise KernelError(f"{what}: it is empty")
-    x, y, z = [*arguments(size, constants, what), 1, 1, 1][:3]
+    unset = tuple(name for name, each in overrides.items() if each.default is None and each not in defines)
+    own, what = _attribute(entries[0], "workgroup_size") or "", f"{where}: workgroup_size"
+    size = own if settings.workgroup is None else settings.workgroup
+    if missing := next((name for name in re.findall(r"\w+", size) if name in unset), None):
+        raise _without_value(name, missing)
+    x, y, z = _workgroup_size(size, constants, what)
+    if settings.workgroup is not None:
+        _check_workgroup((x, y, z), own, constants, what)
     bindings: dict[int, BufferKind] = {}
     for found in _BINDING.finditer(code):
         group, binding = _attribute(found, "group"), _attribute(found, "binding")
@@ -211,7 +229,21 @@ def parse_kernel(name: str, source: str, settings: KernelSettings = PLAIN) -> Ke
         x_align=evaluate_positive(directives.get("x_align", "1"), constants, f"{where}: x_align"),
         features=_enabled(code),
         defines={override.key: value for override, value in defines.items()},
-        unset=tuple(name for name, each in overrides.items() if each.default is None and each not in defines),
+        unset=unset,
+    )
+
+
+def _workgroup_size(text: str, constants: Mapping[str, int], what: str) -> tuple[int, int, int]:
+    sizes = arguments(text, constants, what)
+    if not 1 <= len(sizes) <= 3 or min(sizes) < 1 or text.strip()[:1] == ",":
+        raise KernelError(f"{what}: '{text}' is not one to three numbers from 1, such as 64 or 8, 8")
+    x, y, z = [*sizes, 1, 1][:3]
+    return x, y, z
+
+
+def _without_value(kernel: str, constant: str) -> KernelError:
+    return KernelError(
+        f"kernel '{kernel}': the override constant '{constant}' has no value", hint=f"--define {constant}=VALUE sets it"
     )
 
 
@@ -228,6 +260,19 @@ def _constants(scope: str, overrides: Mapping[str, Override], defines: Mapping[O
         if override.default is None and value == int(value):
             constants[override.name] = int(value)
     return constants
+
+
+def _check_workgroup(given: tuple[int, int, int], own: str, constants: Mapping[str, int], what: str) -> None:
+    """Refuse a workgroup size that the text contradicts, where the text can be evaluated: it is the text that runs."""
+    try:
+        read = _workgroup_size(own, constants, what)
+    except KernelError:
+        return
+    if read != given:
+        raise KernelError(
+            f"{what}: --workgroup says {' × '.join(map(str, given))}, the text says {' × '.join(map(str, read))}",
+            hint="it is read from the text: leave out --workgroup, or change an override constant with --define",
+        )
 
 
 def _whole(value: float, name: str) -> int:
@@ -252,10 +297,7 @@ def check_linear(kernel: Kernel) -> None:
         KernelError: a binding is missing, or is not what the contract says.
     """
     if kernel.unset:
-        raise KernelError(
-            f"kernel '{kernel.name}': the override constant '{kernel.unset[0]}' has no value",
-            hint=f"--define {kernel.unset[0]}=VALUE sets it",
-        )
+        raise _without_value(kernel.name, kernel.unset[0])
     found = dict(kernel.bindings)
     if found == _LINEAR_BINDINGS or is_matrix(kernel):
         return
@@ -272,10 +314,12 @@ def check_linear(kernel: Kernel) -> None:
 
 def _check_size(code: str, where: str) -> None:
     """Refuse what only serves to keep a parser busy."""
-    depth = deepest = 0
-    for character in re.sub(r"[^()\[\]{}]", "", code):
-        depth += 1 if character in "([{" else -1
-        deepest = max(deepest, depth)
+    deepest = 0
+    for opening, brackets in (("([{", r"[^()\[\]{}]"), ("(", "[^()]"), ("[", r"[^\[\]]"), ("{", "[^{}]")):
+        depth = 0
+        for character in re.sub(brackets, "", code):
+            depth = depth + 1 if character in opening else max(0, depth - 1)  # a stray one closes nothing
+            deepest = max(deepest, depth)
     most = max(len(re.findall(kind, code)) for kind in (r"\bconst\b", r"\boverride\b", "@", r"\bvar\b"))
     if deepest > _DEEPEST or most > _MOST_OF_A_KIND or re.search(r"(?:array\s*<\s*){20}", code):
         raise KernelError(

@@ -259,6 +259,21 @@ class Linear(Closing):
         return plan_for(self._gpu, rows, self.out_features, self.in_features, self._kernel, precision=self.precision)
 
 
+def check_kernel(gpu: Gpu, kernel: Kernel) -> None:
+    """Check what no shape changes, before a batch: a user's kernel's bindings, its grid, and that it compiles.
+
+    Args:
+        gpu: the device that is to run it.
+        kernel: of the linear.
+
+    Raises:
+        KernelError: it does not keep the contract, or does not compile.
+    """
+    check_linear(kernel)
+    kernel.check_grid()
+    gpu.compile(kernel)
+
+
 def plan_for(
     gpu: Gpu,
     rows: int,

@@ -5,15 +5,16 @@ packer is held against them: packing the same floats has to give the same bytes.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from qcs4w_packer import PackedLinear
+from qcs4w_packer import PackedLinear, Qcs4wError
 
 from .dispatcher import Gpu
 from .kernel import Kernel
+from .reproduce import Reproducer, reproduce_kernel
 from .verify import Verdict, rounding_factor_of, verify
 
 _ROWS = (1, 3, 4, 5, 17)
@@ -41,8 +42,17 @@ class Shape:
     out_features: int
     in_features: int
 
+    @property
+    def products(self) -> int:
+        """How many products a linear of this shape adds up."""
+        return self.rows * self.out_features * self.in_features
+
     def __str__(self) -> str:
         return f"M {self.rows}, N {self.out_features}, K {self.in_features}"
+
+
+# Of one product all faults look alike: why a kernel fails at a smaller shape than this is told by what it does here.
+_TELLING = Shape(5, 37, 67)
 
 
 def sweep_shapes() -> list[Shape]:
@@ -50,7 +60,7 @@ def sweep_shapes() -> list[Shape]:
     pairs = [(n, k) for n in _OUT_FEATURES for k in _IN_FEATURES]
     shapes = [Shape(_ROWS[i % len(_ROWS)], n, k) for i, (n, k) in enumerate(pairs)]
     shapes += [Shape(*each) for each in _LARGER]
-    return sorted(shapes, key=lambda each: (each.rows * each.out_features * each.in_features, each))
+    return sorted(shapes, key=lambda each: (each.products, each))
 
 
 def sweep(
@@ -61,7 +71,7 @@ def sweep(
     seed: int = 0,
     rounding_factor: int | None = None,
 ) -> Iterator[tuple[Shape, Verdict]]:
-    """Verify a kernel at many shapes, the smallest first.
+    """Verify a kernel at many shapes, the smallest first; the causes of what fails are told at one of some size.
 
     Args:
         gpu: where to run.
@@ -75,11 +85,56 @@ def sweep(
     """
     factor = rounding_factor_of(gpu) if rounding_factor is None else rounding_factor
     for shape in sweep_shapes() if shapes is None else shapes:
-        weight = sweep_weight(shape, seed)
-        verdict = verify(
-            gpu, pack_slowly(weight), rows=shape.rows, seed=seed, kernel=kernel, source=weight, rounding_factor=factor
-        )
+        verdict = _verify_shape(gpu, kernel, shape, seed, factor)
+        if verdict.status == "fail" and shape.products < _TELLING.products:
+            verdict = _explained(gpu, kernel, verdict, seed, factor)
         yield shape, verdict
+
+
+def reproduce_shape(
+    gpu: Gpu, kernel: Kernel | None, shape: Shape, verdict: Verdict, *, seed: int = 0
+) -> Reproducer | None:
+    """Return the smallest part of a shape that fails.
+
+    Args:
+        gpu: where it failed.
+        kernel: that was judged, as for `sweep`.
+        shape: of a sweep.
+        verdict: its failure.
+        seed: the sweep's.
+
+    Returns:
+        None where the kernel is right, and the packer is not: its bytes are not saved here.
+    """
+    if verdict.bounded.is_match and (verdict.exact is None or verdict.exact.is_match):
+        return None
+    x = np.random.default_rng(seed).standard_normal((shape.rows, shape.in_features), np.float32)  # as `ask` draws it
+    packed = pack_slowly(sweep_weight(shape, seed))
+    return reproduce_kernel(
+        gpu, packed, verdict, x=x, seed=seed, kernel=kernel, rounding_factor=rounding_factor_of(gpu)
+    )
+
+
+def _verify_shape(gpu: Gpu, kernel: Kernel | None, shape: Shape, seed: int, factor: int) -> Verdict:
+    weight = sweep_weight(shape, seed)
+    return verify(
+        gpu, pack_slowly(weight), rows=shape.rows, seed=seed, kernel=kernel, source=weight, rounding_factor=factor
+    )
+
+
+def _explained(gpu: Gpu, kernel: Kernel | None, verdict: Verdict, seed: int, factor: int) -> Verdict:
+    """Return the verdict of a small shape with the causes that a larger one shows, where that fails too."""
+    probes = [probe for probe in (verdict.exact, verdict.bounded) if probe is not None]
+    if any(probe.unwritten or not probe.guards_intact for probe in probes):  # that is the cause
+        return verdict
+    try:
+        larger = _verify_shape(gpu, kernel, _TELLING, seed, factor)
+    except Qcs4wError:  # this kernel takes no such shape
+        return verdict
+    if larger.status == "pass":
+        return verdict
+    causes = (replace(cause, evidence=f"at {_TELLING}: {cause.evidence}") for cause in larger.causes)
+    return replace(verdict, causes=tuple(causes))
 
 
 def sweep_weight(shape: Shape, seed: int) -> NDArray[np.float32]:

@@ -25,17 +25,25 @@ from .errors import (
 from .measure import QuantizationError
 from .metadata import PackedEntry
 from .nibbles import LAYOUTS, Layout, pack_codes, unpack_codes
+from .pack_finish import finish
+from .pack_plan import PackPlan, PlannedShard, plan_pack
+from .pack_shard import pack_shard
+from .pack_watch import PackedTensor, Step, Tally, Watch
 from .packed import PackedLinear
 from .packed_file import PackedFile
+from .packed_folder import PackedFolder
 from .packed_sources import open_packed
 from .packing import PackReport, pack_file
 from .pte_call import PteCall, PteConstant
 from .pte_file import PteFile
 from .quantize import dequantize, quantize
 from .readings import Reading, readings
+from .request import Request
 from .rowpack import pack_weight
-from .select import Request
 from .sources import open_source
+from .unpack import UnpackReport, unpack_file
+from .unpack_plan import UnpackRequest
+from .work_folder import WorkFolder
 
 __all__ = [
     "LAYOUTS",
@@ -49,10 +57,14 @@ __all__ = [
     "LossyError",
     "NonFiniteError",
     "OutputError",
+    "PackPlan",
     "PackReport",
     "PackedEntry",
     "PackedFile",
+    "PackedFolder",
     "PackedLinear",
+    "PackedTensor",
+    "PlannedShard",
     "PteCall",
     "PteConstant",
     "PteFile",
@@ -62,20 +74,30 @@ __all__ = [
     "Request",
     "SelectionError",
     "SourceError",
+    "Step",
+    "Tally",
     "UnknownTensorError",
+    "UnpackReport",
+    "UnpackRequest",
     "UnsafePickleError",
     "UsageError",
+    "Watch",
+    "WorkFolder",
     "__version__",
     "dequantize",
     "diff_files",
+    "finish",
     "load_packed",
     "open_packed",
     "open_source",
     "pack_codes",
     "pack_file",
+    "pack_shard",
     "pack_weight",
+    "plan_pack",
     "quantize",
     "readings",
     "save_container",
     "unpack_codes",
+    "unpack_file",
 ]

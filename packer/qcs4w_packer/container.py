@@ -1,8 +1,9 @@
 """The qcs4w container: a safetensors file that any tool can open, and that says how its bytes are to be read."""
 
+import hashlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,21 @@ from numpy.typing import NDArray
 from .errors import ContainerError
 from .metadata import METADATA_KEY, PACKED, SCALE, SHAPE, VERSION, PackedEntry, entry_from_json
 from .nibbles import EVEN_HIGH, OFFSET, packed_width
+from .open_files import OpenFiles, PooledFile
 from .packed import PackedLinear
-from .packed_file import PackedFile
+from .packed_file import PackedFile, sha256_faults
 from .safetensors_file import METADATA_NAME, SafetensorsFile, no_duplicates
-from .weights import SourceTensor, slot_tensor
+from .weights import Readable, SourceTensor, slot_tensor
 
 
 class Container(PackedFile):
     """A qcs4w container opened for reading. Use it as a context manager.
+
+    Args:
+        path: where it lies.
+        strict: refuse what a reader must refuse, else remember it in `problems`.
+        files: through which it is read, where it is a shard of a folder: it keeps no descriptor of its own, and it may
+            hold no packed tensor.
 
     Attributes:
         path: where it lies.
@@ -35,11 +43,17 @@ class Container(PackedFile):
 
     format = "qcs4w"
 
-    def __init__(self, path: str | os.PathLike[str], *, strict: bool = True):
+    def __init__(self, path: str | os.PathLike[str], *, strict: bool = True, files: OpenFiles | None = None):
         self.path = Path(path)
         self._strict = strict
+        self._is_shard = files is not None
         self.problems = []
         self._file = SafetensorsFile(self.path)
+        self._data: Readable = self._file
+        if files is not None:
+            self._file.close()
+            files.add(self.path, self._file.stamp)
+            self._data = PooledFile(files, self.path)
         try:
             self.document = self._read_document()
             described = self.document.get("tensors", {})
@@ -63,6 +77,11 @@ class Container(PackedFile):
     def nbytes(self) -> int:
         """Size of the file in bytes."""
         return self._file.nbytes
+
+    @property
+    def stored(self) -> list[SourceTensor]:
+        """All tensors as they stand in the file, packed bytes and scales among them."""
+        return [self.carried_tensor(name) for name in self._file.slots]
 
     @property
     def statement(self) -> dict[str, str | int]:
@@ -93,10 +112,24 @@ class Container(PackedFile):
         width = packed_width(entry.in_features)
         return lambda start, stop: np.frombuffer(fetch(start, stop), np.uint8).reshape(-1, width)
 
+    def checked_rows(
+        self, entry: PackedEntry, step: int
+    ) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.float32]]]:
+        """Yield (first row, packed rows, their scales) of a tensor, of which no more than `step` rows are held."""
+        scales = self.scales(entry)
+        if odd := self.odd_scales(entry):
+            raise ContainerError(f"{self.path}: {odd[0]}, expected a finite number")
+        read, digest = self.row_reader(entry), hashlib.sha256()
+        for start in range(0, entry.out_features, step):
+            packed = read(start, min(start + step, entry.out_features))
+            digest.update(packed.data)
+            yield start, packed, scales[start : start + step]
+        self.refuse_digests(sha256_faults(entry, digest.hexdigest(), hashlib.sha256(scales.data).hexdigest()))
+
     def read(self, stored_name: str) -> bytes:
         """Read the bytes of a tensor by its name in the safetensors file."""
         slot = self._file.slots[stored_name]
-        return self._file.read(slot.start, slot.nbytes)
+        return self._data.read(slot.start, slot.nbytes)
 
     def place(self, entry: PackedEntry) -> tuple[Path, int]:
         """Return the file and the offset at which a tensor's packed bytes lie."""
@@ -111,8 +144,8 @@ class Container(PackedFile):
         return self._file.slots[name].start
 
     def carried_tensor(self, name: str) -> SourceTensor:
-        """Return a tensor that was copied along, by its name."""
-        return slot_tensor(self._file, name, self._file.slots[name])
+        """Return a tensor by its name in the file."""
+        return slot_tensor(self._data, name, self._file.slots[name])
 
     def _refuse(self, message: str, hint: str | None = None) -> None:
         """Raise what a strict reader raises; otherwise remember it."""
@@ -126,7 +159,8 @@ class Container(PackedFile):
             if any(name.endswith(PACKED) for name in self._file.slots):
                 self._refuse(f"has packed tensors but no '{METADATA_KEY}' metadata, so that their layout is unknown")
             else:
-                self._refuse("is not a qcs4w container", hint=f"make one: qcs4w pack {self.path} -o OUT.safetensors")
+                make = f"make one: qcs4w pack {self.path} -o OUT.safetensors"
+                self._refuse("is not a qcs4w container", hint="a shard of another folder?" if self._is_shard else make)
             return {}
         try:
             document = json.loads(text, object_pairs_hook=no_duplicates)
@@ -156,8 +190,8 @@ class Container(PackedFile):
                 self._refuse(f"tensor '{name}' is packed but not described in the metadata")
             for name in (name for name in described if name + PACKED not in self._file.slots):
                 self._refuse(f"tensor '{name}' is described in the metadata but {name + PACKED} is missing")
-            if not described:
-                self._refuse("holds no packed tensor")
+            if not described and not self._is_shard:
+                self._refuse("holds no packed tensor", hint="is it one shard of a folder? Name the folder")
         return stored
 
     def _spellings(self) -> dict[str, str]:

@@ -31,6 +31,7 @@ class ContainerWriter:
         entries: what will be packed; shapes must be right, digests are computed here.
         carried: what will be copied along.
         metadata: other string metadata to keep.
+        is_shard: it is one file of several, so that it may hold no packed tensor.
 
     Raises:
         OutputError: there is no packed tensor, or two tensors would have one name.
@@ -41,14 +42,17 @@ class ContainerWriter:
         entries: Iterable[PackedEntry],
         carried: Iterable[Planned] = (),
         metadata: Mapping[str, str] | None = None,
+        *,
+        is_shard: bool = False,
     ):
         entries = list(entries)
-        if not entries:
+        if not entries and not is_shard:
             raise OutputError("a container needs at least one packed tensor")
         refuse_twins(name for entry in entries for name in (entry.name, *entry.aliases))
         self._entries = {entry.name: entry for entry in entries}
         self._metadata = {k: v for k, v in (metadata or {}).items() if k != METADATA_KEY}
         self._digests = {name: _Digests() for name in self._entries}
+        self._known: dict[str, tuple[str, str]] = {}
         planned = list(carried)
         for name, entry in self._entries.items():
             planned += [
@@ -57,6 +61,7 @@ class ContainerWriter:
                 Planned(name + SHAPE, "I64", (2,)),
             ]
         refuse_twins(tensor.name for tensor in planned)
+        self._nbytes = {tensor.name: tensor.nbytes for tensor in planned}
         self._layout = SafetensorsLayout(planned, self._header_metadata())
         self._fd = -1
 
@@ -66,9 +71,8 @@ class ContainerWriter:
         return self._layout.nbytes
 
     def begin(self, fd: int) -> None:
-        """Start writing into an open file."""
+        """Start writing into an open file, or go on with one that was begun before."""
         self._fd = fd
-        os.ftruncate(fd, self.nbytes)
         for name, entry in self._entries.items():
             shape = np.array([entry.out_features, entry.in_features], "<i8")
             write_at(fd, shape.data, self._layout.offsets[name + SHAPE])
@@ -85,21 +89,36 @@ class ContainerWriter:
         """Write bytes of a carried tensor, `offset` bytes from its beginning."""
         write_at(self._fd, data, self._layout.offsets[name] + offset)
 
+    def digests(self, name: str) -> tuple[str, str]:
+        """Return the sha256 of a tensor's packed bytes and of its scales, as far as they have been written."""
+        made = self._digests[name]
+        return self._known.get(name) or (made.packed.hexdigest(), made.scales.hexdigest())
+
+    def adopt(self, name: str, digests: tuple[str, str]) -> None:
+        """Take a tensor that an earlier run has written as finished, with the digests of what lies in the file."""
+        self._known[name] = digests
+
+    def place(self, stored_name: str) -> tuple[int, int]:
+        """Return the offset in the file and the bytes of a tensor, by the name under which it is stored."""
+        return self._layout.offsets[stored_name], self._nbytes[stored_name]
+
     def finish(self) -> dict[str, PackedEntry]:
         """Write the header, now that the digests are known, and return the entries as written, by name."""
+        digests = {name: self.digests(name) for name in self._entries}
         self._entries = {
-            name: replace(
-                entry,
-                packed_sha256=self._digests[name].packed.hexdigest(),
-                scale_sha256=self._digests[name].scales.hexdigest(),
-            )
+            name: replace(entry, packed_sha256=digests[name][0], scale_sha256=digests[name][1])
             for name, entry in self._entries.items()
         }
         header = self._layout.header(self._header_metadata())
         if len(header) != self._layout.header_nbytes:
             raise RuntimeError("the header has changed its length")
         write_at(self._fd, header, 0)
+        os.ftruncate(self._fd, self.nbytes)
         return self._entries
+
+    def header_text(self) -> str:
+        """Return the header with the digests left open: it says all that is to be written."""
+        return self._layout.header(self._header_metadata())[8:].decode()
 
     def _header_metadata(self) -> dict[str, str]:
         return {**self._metadata, METADATA_KEY: to_document(self._entries.values())}

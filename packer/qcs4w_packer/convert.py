@@ -12,11 +12,14 @@ from numpy.typing import NDArray
 
 from .blob_file import Blob
 from .errors import LossyError, SelectionError, UsageError
+from .formats.checkpoint import CONFIG
 from .formats.outputs import SCALE_DTYPES, TARGETS, Put, Request, Target
+from .json_file import read_json
 from .metadata import PackedEntry
 from .nibbles import pack_codes, wrong_pad_rows
 from .packed import PackedLinear
 from .packed_file import PackedFile
+from .packed_folder import PackedFolder
 from .packed_sources import open_packed
 from .packing import Progress
 from .sources import open_source
@@ -128,7 +131,7 @@ def convert_file(
         raise UsageError("output may be None in a dry run only")
     with open_for_conversion(path, blob) as source:
         entries = _chosen(source, tensors)
-        target = TARGETS[to](_request(source, entries, options, holds_carried=TARGETS[to].holds_carried))
+        target = TARGETS[to](_request(source, entries, options, TARGETS[to]))
         sources = (path, *source.files)  # a checkpoint's folder is none of the latter
         if output is not None:
             target.check(Path(output), force=force or dry_run, sources=sources)
@@ -193,12 +196,17 @@ def _chosen(source: PackedFile, names: Sequence[str]) -> tuple[PackedEntry, ...]
 
 
 def _request(
-    source: PackedFile, entries: tuple[PackedEntry, ...], options: ConvertOptions, *, holds_carried: bool
+    source: PackedFile, entries: tuple[PackedEntry, ...], options: ConvertOptions, target: type[Target]
 ) -> Request:
     biases = {}
+    beside: tuple[Path, ...] = ()
+    config: dict[str, Any] = {}
+    if isinstance(source, PackedFolder) and target.holds_beside and not options.packed_only:
+        beside = tuple(path for path in source.beside if path.name != CONFIG)
+        config = next((read_json(path) for path in source.beside if path.name == CONFIG), {})
     if not options.packed_only:
         biases = {entry.name: bias for entry in entries if (bias := source.bias(entry)) is not None}
-    is_copied = holds_carried and not options.packed_only
+    is_copied = target.holds_carried and not options.packed_only
     return Request(
         entries=entries,
         carried=tuple(map(source.carried_tensor, source.carried)) if is_copied else (),
@@ -207,6 +215,8 @@ def _request(
         scale_dtype=options.scale_dtype,
         block=32 if options.block is None else options.block,
         explicit_zero_points=options.explicit_zero_points,
+        beside=beside,
+        config=config,
     )
 
 
@@ -269,5 +279,8 @@ def _left_out(source: PackedFile, target: Target) -> Iterator[str]:
     yield from (f"packed tensor '{name}' (not chosen)" for name in source.entries if name not in taken)
     held = {tensor.name for tensor in request.carried} | set(request.lone_biases)
     yield from (f"tensor '{name}'" for name in source.carried if name not in held)
+    if isinstance(source, PackedFolder):
+        copied = {path.name for path in request.beside} | ({CONFIG} if request.config else set())
+        yield from (f"{path.name} of the folder" for path in source.beside if path.name not in copied)
     if target.name != "qcs4w":
         yield from (f"the name '{alias}' of tensor '{e.name}'" for e in request.entries for alias in e.aliases)

@@ -226,7 +226,7 @@ def _said_of_files(a: PackedFile, b: PackedFile) -> tuple[list[str], list[str]]:
         if a_value != b_value:
             text = f"{key}: {_shown(a_value)}, {_shown(b_value)} in B"
             (meaning if key in _MEANING and a.statement and b.statement else said).append(text)
-    if isinstance(a, Container) and isinstance(b, Container):
+    if a.format == Container.format:
         for key in sorted({*a.metadata, *b.metadata}):
             a_text, b_text = a.metadata.get(key), b.metadata.get(key)
             if a_text != b_text:

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from .errors import OutputError
+from .safetensors_file import open_for_reading, read_at
 
-_ELSEWHERE = "write elsewhere with -o"
+_CHUNK_NBYTES = 16 << 20
+_ELSEWHERE = "write elsewhere"
 
 
 @contextlib.contextmanager
@@ -32,28 +34,24 @@ def replacing(
         OutputError: it exists, is one of the sources, or cannot be written.
     """
     path = check_target(target, force=force, sources=sources)
+    # 40 characters of up to 4 bytes: a name may have 255 bytes.
+    part = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.part"
+    fd = -1
     try:
-        free = shutil.disk_usage(path.parent).free
-        if nbytes > free:
-            raise OutputError(
-                f"{path}: needs {nbytes:,} bytes, the disk has {free:,} free: {nbytes - free:,} are missing"
-            )
-        # 40 characters of up to 4 bytes: a name may have 255 bytes.
-        part = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}.part"
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise _cannot_write(path, error) from None
-    try:
+        check_room(path, nbytes)
         try:
+            # Within the block, so that a Ctrl-C as soon as there is a file finds the way to its removal.
+            fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             yield fd
             if force and path.exists():  # what replaces a private file is private
                 os.fchmod(fd, stat.S_IMODE(path.stat().st_mode))
             os.fsync(fd)
         finally:
-            os.close(fd)
-        _publish(part, path, force)
+            if fd >= 0:
+                os.close(fd)
+        publish(part, path, force)
     except OSError as error:
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
     finally:
         with contextlib.suppress(FileNotFoundError):
             part.unlink()
@@ -76,11 +74,21 @@ def check_target(target: str | os.PathLike[str], *, force: bool = False, sources
                 raise OutputError(f"{target}: is not a regular file")
             if not force:
                 raise OutputError(f"{target}: exists already", hint="--force replaces it")
-        if not path.parent.is_dir():
-            raise OutputError(f"{target}: there is no folder {path.parent}")
+        _check_parent(target, path.parent)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise OutputError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     return path
+
+
+def check_room(path: Path, nbytes: int) -> None:
+    """Say before any work that a file or folder of this size does not fit on the disk that it is meant for.
+
+    Raises:
+        OutputError: it does not.
+    """
+    free = shutil.disk_usage(path.parent).free
+    if nbytes > free:
+        raise OutputError(f"{path}: needs {nbytes:,} bytes, the disk has {free:,} free: {nbytes - free:,} are missing")
 
 
 @contextlib.contextmanager
@@ -110,7 +118,7 @@ def replacing_folder(
             part.mkdir()
             yield part
             for file in part.iterdir():
-                _flush(file)
+                flush(file)
             try:
                 if path.is_dir() and any(path.iterdir()):
                     check_folder(path, force=force, is_ours=is_ours, sources=sources)  # it may have appeared meanwhile
@@ -120,14 +128,14 @@ def replacing_folder(
                 if old.is_dir() and not path.exists():
                     old.rename(path)
                 raise
-            _flush(path.parent)
+            flush(path.parent)
         finally:
             shutil.rmtree(part, ignore_errors=True)
             shutil.rmtree(old, ignore_errors=True)
     except OutputError as error:  # of a file in it, by the name that it had for the time being
         raise OutputError(str(error).replace(str(part), str(path)), hint=error.hint) from None
     except OSError as error:
-        raise _cannot_write(path, error) from None
+        raise cannot_write(path, error) from None
 
 
 def check_folder(
@@ -145,7 +153,7 @@ def check_folder(
     try:
         path = Path(os.path.realpath(target))
         if os.path.lexists(path) and not path.is_dir():
-            raise OutputError(f"{target}: is there already, and no folder", hint="name another folder with -o")
+            raise OutputError(f"{target}: is there already, and no folder", hint="name another folder")
         for source in sources:
             if _is_within(source, path):
                 what = "is" if source.exists() and path.samefile(source) else "holds"
@@ -158,11 +166,18 @@ def check_folder(
                     f"{target}: holds more than what was written here before; --force does not remove that",
                     hint="name another folder, or empty this one",
                 )
-        if not path.parent.is_dir():
-            raise OutputError(f"{target}: there is no folder {path.parent}")
+        _check_parent(target, path.parent)
     except (OSError, ValueError) as error:  # ValueError: a NUL byte in the name
         raise OutputError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from None
     return path
+
+
+def _check_parent(target: str | os.PathLike[str], folder: Path) -> None:
+    """Refuse a folder in which nothing can be made: what is written beside a target has to be made there."""
+    if not folder.is_dir():
+        raise OutputError(f"{target}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+        raise OutputError(f"{target}: cannot be written: the folder {folder} is closed to you", hint=_ELSEWHERE)
 
 
 def check_outside(target: str | os.PathLike[str], sources: tuple[Path, ...]) -> None:
@@ -203,7 +218,24 @@ def write_file(
         write_at(fd, data, 0)
 
 
-def _publish(part: Path, path: Path, force: bool) -> None:
+def copy_file(source: Path, target: Path) -> None:
+    """Copy a file, byte for byte, into a folder that is being made.
+
+    Raises:
+        SourceError: it cannot be read.
+        OutputError: it cannot be written.
+    """
+    fd = open_for_reading(source)
+    try:
+        nbytes = os.fstat(fd).st_size
+        with replacing(target, nbytes=nbytes) as copy:
+            for offset in range(0, nbytes, _CHUNK_NBYTES):
+                write_at(copy, read_at(fd, source, offset, min(_CHUNK_NBYTES, nbytes - offset)), offset)
+    finally:
+        os.close(fd)
+
+
+def publish(part: Path, path: Path, force: bool) -> None:
     """Give the finished file its name; without force not even a file that has just appeared is replaced."""
     if force:
         part.replace(path)
@@ -216,10 +248,10 @@ def _publish(part: Path, path: Path, force: bool) -> None:
             if path.exists():
                 raise OutputError(f"{path}: has appeared meanwhile", hint="--force replaces it") from None
             part.replace(path)
-    _flush(path.parent)
+    flush(path.parent)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Write a file or folder through to the disk; some file systems cannot flush a folder."""
     with contextlib.suppress(OSError):
         fd = os.open(path, os.O_RDONLY)
@@ -229,6 +261,7 @@ def _flush(path: Path) -> None:
             os.close(fd)
 
 
-def _cannot_write(path: Path, error: OSError) -> OutputError:
-    hint = "make room, or write elsewhere with -o" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
-    return OutputError(f"{path}: cannot be written: {error.strerror or error}; nothing was changed", hint=hint)
+def cannot_write(path: Path, error: OSError, detail: str = "") -> OutputError:
+    """Return the error of an output that the system has refused; `detail` says how much was missing."""
+    hint = f"make room, or {_ELSEWHERE}" if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) else None
+    return OutputError(f"{path}: cannot be written: {error.strerror or error}{detail}; nothing was changed", hint=hint)

@@ -3,6 +3,11 @@
 A source tensor T becomes T.qcs4w_packed (U8 [N, ceil(K/2)]), T.qcs4w_scale (F32 [N]) and T.qcs4w_shape (I64 [2] =
 N, K). The names are ours on purpose: X.weight_packed belongs to compressed-tensors, whose nibbles lie the other way.
 `__metadata__` has one key of ours, `qcs4w`, a JSON document.
+
+A stack T of E matrices, [E, N, K] or transposed [E, K, N], becomes T.0, T.1, … T.(E-1), each an entry of its own whose
+`stack` is T and whose `stack_parts` is E. A weight in fp8 keeps its name for a source dtype, F8_E4M3 say, and stands
+for code × scale: the tensors that held its scales are not in the container any more. `aliases` are the names of tied
+tensors that have no bytes of their own.
 """
 
 import json
@@ -35,6 +40,7 @@ class PackedEntry:
         transposed: the source stored [K, N].
         aliases: other names of the very same weight (tied tensors).
         stack: the 3-D source tensor that this matrix was split from.
+        stack_parts: the number of matrices that were split from it; None where it is not known.
         packed_sha256: of the packed bytes as stored; None where it is not known.
         scale_sha256: of the scales as stored; None where it is not known.
     """
@@ -47,6 +53,7 @@ class PackedEntry:
     transposed: bool = False
     aliases: tuple[str, ...] = ()
     stack: str | None = None
+    stack_parts: int | None = None
     packed_sha256: str | None = None
     scale_sha256: str | None = None
 
@@ -73,6 +80,8 @@ class PackedEntry:
         }
         if self.stack:
             entry["stack"] = self.stack
+        if self.stack_parts:
+            entry["stack_parts"] = self.stack_parts
         return entry
 
 
@@ -115,6 +124,9 @@ def entry_from_json(entry: PackedEntry, said: Any) -> PackedEntry:
     stack = said.get("stack")
     if stack is not None and not isinstance(stack, str):
         raise TypeError("stack is not a name")
+    stack_parts = said.get("stack_parts")
+    if stack_parts is not None and (type(stack_parts) is not int or not 1 <= stack_parts < 1 << 31):
+        raise TypeError("stack_parts is not a number of parts")
     return PackedEntry(
         entry.name,
         entry.out_features,
@@ -122,5 +134,6 @@ def entry_from_json(entry: PackedEntry, said: Any) -> PackedEntry:
         transposed=said.get("transposed") is True,
         aliases=tuple(aliases),
         stack=stack,
+        stack_parts=stack_parts,
         **texts,
     )

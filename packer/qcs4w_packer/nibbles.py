@@ -84,21 +84,22 @@ def recode_table(layout: Layout) -> NDArray[np.uint8]:
     return table
 
 
-def pack_codes_into(codes: NDArray[np.int8], packed: NDArray[np.uint8]) -> None:
+def pack_codes_into(codes: NDArray[np.int8], packed: NDArray[np.uint8], room: NDArray[np.uint8] | None = None) -> None:
     """Pack codes known to be in range into `packed`, as `pack_codes` does.
 
     Args:
         codes: int8, shape (N, K), C order, each in [-8, 7].
         packed: uint8, shape (N, ceil(K / 2)), overwritten.
+        room: uint8, shape (N, 2 * ceil(K / 2)), overwritten too; by default it is made here.
     """
-    nibbles = codes.view(np.uint8) + np.uint8(OFFSET)  # wraps: -8 is 0xF8, and 0xF8 + 8 is 0
-    if codes.shape[1] % 2:
-        nibbles = np.pad(nibbles, ((0, 0), (0, 1)), constant_values=PAD_NIBBLE)
+    rows, columns = codes.shape
+    nibbles = np.empty((rows, 2 * packed.shape[1]), np.uint8) if room is None else room
+    np.add(codes.view(np.uint8), np.uint8(OFFSET), out=nibbles[:, :columns])  # wraps: -8 is 0xF8, and 0xF8 + 8 is 0
+    nibbles[:, columns:] = PAD_NIBBLE
     pairs = nibbles.view("<u2")  # (N, K_packed): even column in the low byte, odd in the high one
-    odd = pairs >> 8
-    pairs <<= 4
-    pairs |= odd
-    packed[...] = pairs.astype(np.uint8)  # keeps the low byte: even << 4 | odd
+    pairs *= np.uint16(0x1001)  # the even one is added to the high byte, 4 bits up: even << 4 | odd
+    pairs >>= np.uint16(8)
+    np.copyto(packed, pairs, casting="unsafe")
 
 
 def unpack_codes(packed: NDArray[np.uint8], in_features: int, layout: Layout = EVEN_HIGH) -> NDArray[np.int8]:

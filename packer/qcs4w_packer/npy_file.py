@@ -1,10 +1,10 @@
 """NumPy's .npy and .npz as sources. Object arrays are never unpickled."""
 
 import contextlib
-import functools
 import lzma
 import os
 import struct
+import threading
 import tokenize
 import zipfile
 import zlib
@@ -18,7 +18,9 @@ from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
 from .errors import SourceError
-from .safetensors_file import closer_of, name_fault, open_for_reading, read_at
+from .open_files import OpenFiles, PooledFile
+from .safetensors_file import name_fault, open_for_reading, stamp_of
+from .strided import LastWhole, Strided, strided_fetch
 from .weights import NAMELESS, Source, SourceTensor
 
 # No deflate stream shrinks by more than this. Source: zlib's technical notes.
@@ -43,37 +45,41 @@ _DTYPES = {
 
 
 def open_npy(path: Path) -> Source:
-    """Open a .npy file: one nameless tensor, read by rows, or whole if it lies in Fortran order.
+    """Open a .npy file: one nameless tensor, read by rows, or held whole if it lies in Fortran order.
 
     Raises:
         SourceError: not a sound .npy file, or its dtype has no counterpart in safetensors.
     """
     fd = open_for_reading(path)
+    files, whole = OpenFiles(), LastWhole()
     try:
         with os.fdopen(os.dup(fd), "rb") as stream:
             shape, fortran, dtype = _read_header(stream, path, os.fstat(fd).st_size)
-            data_start = stream.tell()
-        name = _safetensors_dtype(dtype)
-        if name is None:
-            raise SourceError(f"{path}: dtype {dtype} cannot be read as a tensor", hint="save it as float32")
-        row_nbytes = dtype.itemsize * (shape[-1] if shape else 1)
-
-        @functools.cache
-        def whole() -> Callable[[int, int], bytes]:
-            data = read_at(fd, path, data_start, prod(shape) * dtype.itemsize)
-            return _array_fetch(np.frombuffer(data, dtype).reshape(shape, order="F"))
-
-        def fetch(start: int, stop: int) -> bytes:
-            if fortran:
-                return whole()(start, stop)
-            data = read_at(fd, path, data_start + start * row_nbytes, (stop - start) * row_nbytes)
-            return np.frombuffer(data, dtype).byteswap().tobytes() if dtype.byteorder == ">" else data
-
-        tensor = SourceTensor(NAMELESS, name, shape, fetch)
-    except BaseException:
+            start = stream.tell()
+        files.add(path, stamp_of(fd))
+    finally:
         os.close(fd)
-        raise
-    return Source(path, {NAMELESS: tensor}, nameless=True, closer=closer_of(fd))
+    name = _safetensors_dtype(dtype)
+    if name is None:
+        raise SourceError(f"{path}: dtype {dtype} cannot be read as a tensor", hint="save it as float32")
+    part = dtype.itemsize // 2 if dtype.kind == "c" else dtype.itemsize
+    sizes = shape if fortran else shape[::-1]
+    strides = tuple(prod(sizes[:axis]) for axis in range(len(shape)))  # of the fastest dimension first
+    array = Strided(
+        start, dtype.itemsize, shape, strides if fortran else strides[::-1], swapped=part if _is_swapped(dtype) else 0
+    )
+    fetch = strided_fetch(PooledFile(files, path), array, whole)
+    tensor = SourceTensor(NAMELESS, name, shape, fetch, is_held=not array.is_plain)
+
+    def close() -> None:
+        whole.clear()
+        files.close()
+
+    return Source(path, {NAMELESS: tensor}, nameless=True, closer=close)
+
+
+def _is_swapped(dtype: np.dtype[Any]) -> bool:
+    return dtype.newbyteorder("<") != dtype
 
 
 def npy_data_start(path: Path) -> int:
@@ -97,18 +103,21 @@ def open_npz(path: Path) -> Source:
     try:
         archive = zipfile.ZipFile(path)
     except _ZIP_FAULTS as error:
-        raise SourceError(f"{path}: not a sound .npz file: {error}") from None
+        raise SourceError(f"{path}: not a sound .npz file: {error!s:.200}") from None
     try:
         tensors: dict[str, SourceTensor] = {}
         left_out: list[str] = []
         last: dict[str, Callable[[int, int], bytes]] = {}
+        lock = threading.Lock()
 
         def fetch_of(member: str) -> Callable[[int, int], bytes]:
             def fetch(start: int, stop: int) -> bytes:
-                if member not in last:
-                    last.clear()
-                    last[member] = _array_fetch(_read_member(archive, member, path))
-                return last[member](start, stop)
+                with lock:
+                    if member not in last:
+                        last.clear()
+                        last[member] = _array_fetch(_read_member(archive, member, path))
+                    rows = last[member]
+                return rows(start, stop)
 
             return fetch
 
@@ -121,10 +130,10 @@ def open_npz(path: Path) -> Source:
                 left_out.append(f"{name!r} ({fault})")
                 continue
             if name in tensors:
-                raise SourceError(f"{path}: array '{name}' occurs twice")
+                raise SourceError(f"{path}: array '{name:.100}' occurs twice")
             if info.file_size > _MAX_DEFLATE_RATIO * info.compress_size + 64:
                 raise SourceError(
-                    f"{path}: member '{info.filename}' claims {info.file_size:,} bytes from {info.compress_size:,}"
+                    f"{path}: member '{info.filename:.100}' claims {info.file_size:,} bytes from {info.compress_size:,}"
                 )
             with _zip_faults(path, info.filename), archive.open(info) as stream:
                 shape, _, dtype = _read_header(stream, path, info.file_size, member=info.filename)
@@ -132,7 +141,7 @@ def open_npz(path: Path) -> Source:
             if dtype_name is None:
                 left_out.append(f"{name} (dtype {dtype} has no safetensors counterpart)")
             else:
-                tensors[name] = SourceTensor(name, dtype_name, shape, fetch_of(info.filename))
+                tensors[name] = SourceTensor(name, dtype_name, shape, fetch_of(info.filename), is_held=True)
     except BaseException:
         archive.close()
         raise
@@ -145,7 +154,7 @@ def _zip_faults(path: Path, member: str) -> Iterator[None]:
     try:
         yield
     except _ZIP_FAULTS as error:
-        raise SourceError(f"{path}: member '{member}' cannot be read: {error}") from None
+        raise SourceError(f"{path}: member '{member:.100}' cannot be read: {error!s:.200}") from None
 
 
 def _read_member(archive: zipfile.ZipFile, member: str, path: Path) -> NDArray[Any]:
@@ -157,7 +166,7 @@ def _read_header(
     stream: IO[bytes], path: Path, available: int, member: str | None = None
 ) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read an .npy header; return (shape, is Fortran order, dtype) once the data's size is known to fit."""
-    where = f"{path}: member '{member}'" if member else f"{path}"
+    where = f"{path}: member '{member:.100}'" if member else f"{path}"
     try:
         version = npy_format.read_magic(stream)
         if version not in ((1, 0), (2, 0), (3, 0)):
@@ -165,7 +174,7 @@ def _read_header(
         read = npy_format.read_array_header_1_0 if version == (1, 0) else npy_format.read_array_header_2_0
         shape, fortran, dtype = read(stream)
     except _HEADER_FAULTS as error:
-        raise SourceError(f"{where}: not a sound .npy file: {error}") from None
+        raise SourceError(f"{where}: not a sound .npy file: {error!s:.200}") from None
     if len(shape) > 64 or any(size < 0 for size in shape):
         raise SourceError(f"{where}: shape {shape} is not one of an array")
     if dtype.hasobject:
@@ -187,10 +196,9 @@ def _safetensors_dtype(dtype: np.dtype[Any]) -> str | None:
 
 
 def _array_fetch(array: NDArray[Any]) -> Callable[[int, int], bytes]:
-    little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
-    rows = little.reshape(-1, array.shape[-1] if array.ndim else 1)
+    rows = array.reshape(-1, array.shape[-1] if array.ndim else 1)  # no copy of a matrix in Fortran order
 
     def fetch(start: int, stop: int) -> bytes:
-        return rows[start:stop].tobytes()
+        return rows[start:stop].astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
 
     return fetch

@@ -1,7 +1,7 @@
 """What every file of packed linears offers, whatever its format."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from .closing import Closing
 from .errors import ContainerError, DigestError, NonFiniteError, UnknownTensorError
 from .metadata import PackedEntry, bias_name
+from .name_patterns import did_you_mean
 from .packed import PackedLinear
-from .select import did_you_mean
 from .targets import Case
 from .weights import FLOAT_DTYPES, SourceTensor
 
@@ -157,16 +157,31 @@ class PackedFile(Closing):
         """
         entry = self.entry(name)
         packed, scales = self.arrays(entry)
-        wrong = digest_faults(entry, packed, scales)
+        self.refuse_digests(digest_faults(entry, packed, scales))
+        try:
+            return PackedLinear(packed, scales, entry.in_features)
+        except ContainerError as error:
+            raise ContainerError(f"{self.path}: tensor '{entry.name}': {error}") from None
+
+    def checked_rows(
+        self, entry: PackedEntry, step: int
+    ) -> Iterator[tuple[int, NDArray[np.uint8], NDArray[np.float32]]]:
+        """Yield (first row, packed rows, their scales) of a tensor, `step` rows at a time, in order.
+
+        Raises:
+            DigestError: the bytes are not those that were written, which may be known after the last row only.
+        """
+        weight = self.load(entry.name)
+        for start in range(0, entry.out_features, step):
+            yield start, weight.packed[start : start + step], weight.scales[start : start + step]
+
+    def refuse_digests(self, wrong: Sequence[str]) -> None:
+        """Raise DigestError with these faults, if there are any."""
         if wrong:
             raise DigestError(
                 f"{self.path}: {'; '.join(wrong)}",
                 hint="the file was damaged or edited after packing: pack it again, or look with qcs4w inspect",
             )
-        try:
-            return PackedLinear(packed, scales, entry.in_features)
-        except ContainerError as error:
-            raise ContainerError(f"{self.path}: tensor '{entry.name}': {error}") from None
 
     def wrong_digests(self, entry: PackedEntry) -> list[str]:
         """Recompute a tensor's digests and describe each that differs from what the file says."""

@@ -1,4 +1,4 @@
-"""pack: a weight file -> a container, row by row, with a report of what it cost."""
+"""pack: a weight file or a folder of them -> a container or a folder of containers, with a report of what it cost."""
 
 import os
 from collections.abc import Callable
@@ -8,77 +8,65 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .container_writer import ContainerWriter
-from .errors import NonFiniteError, SelectionError, UnknownTensorError, UsageError
-from .files import check_target, replacing
-from .formats.detect import foreign_opener
-from .measure import QuantizationError, quantization_error
-from .metadata import PACKED, PackedEntry
-from .rowpack import pack_rows, refuse_non_finite
-from .safetensors_file import Planned
-from .select import Choice, Request, choose, did_you_mean
+from .errors import SelectionError, UnknownTensorError, UsageError
+from .files import check_target
+from .fp8_scales import find_scale, is_fp8_weight
+from .metadata import PackedEntry
+from .name_patterns import did_you_mean
+from .pack_finish import check_output, finish
+from .pack_plan import PackPlan, PlannedShard, plan_pack
+from .pack_shard import pack_shard
+from .pack_watch import PackedTensor, Step, Tally, Watch
+from .parts import WHOLE, Part
+from .request import Request
+from .select import Choice, notices
 from .sources import open_source
-from .targets import EXECUTORCH_WEBGPU
-from .weights import FLOAT_DTYPES, Source, SourceTensor, split_stack
+from .weights import Source, split_stack
+from .work_folder import WorkFolder
 
 #: Called with the bytes of source just finished, the bytes to do in all, and the tensor's name.
 Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class PackedTensor:
-    """What became, or in a dry run would become, of one tensor.
-
-    Attributes:
-        entry: as written to the container; aliases name the tied tensors.
-        reason: why it was chosen.
-        source_nbytes: bytes of the float weight.
-        error: against the float source; None in a dry run.
-        floored_rows: rows whose scale met the floor though they are not all zero: they lost precision or vanished.
-    """
-
-    entry: PackedEntry
-    reason: str
-    source_nbytes: int
-    error: QuantizationError | None = None
-    floored_rows: int = 0
-
-    @property
-    def warnings(self) -> list[str]:
-        """What the user should know about it."""
-        found = []
-        if self.floored_rows:
-            rows = f"{self.floored_rows} row{'s' if self.floored_rows > 1 else ''}"
-            found.append(f"{rows} below absmax 8.9e-7 met the scale floor and lost precision")
-        refused = self.entry.executorch_refusals
-        return found + [f"{EXECUTORCH_WEBGPU.title} will refuse it: {refusal.fault}" for refusal in refused]
-
-
-@dataclass(frozen=True)
 class PackReport:
-    """The result of packing one file.
+    """The result of packing one file or folder.
 
     Attributes:
-        source: the weight file.
-        output: the container; in a dry run the file that would be made, or None.
-        packed: in the file's order.
+        source: the weight file or folder.
+        output: the container or folder; in a dry run what would be made, or None.
+        packed: in the source's order.
         carried: choices for all that is copied as it is, or left out with `packed_only`.
+        dropped: choices for what is in no output, with the reason.
         left_out: what the source holds besides tensors, described for people.
+        notices: what was decided though nobody asked for it, described for people.
+        shards: every file with tensors, in order.
+        beside: names of the files that go along with a folder.
         source_nbytes: bytes of all tensors of the source.
-        output_nbytes: size of the container.
+        output_nbytes: bytes of all files with tensors.
         packed_only: what is carried has been left out.
         is_dry_run: nothing was written and no data was read.
+        part: of a job that several share; `packed` holds this part's tensors.
+        made: names of the files that this part makes.
+        is_complete: the output is there; False while other parts are missing.
     """
 
     source: Path
     output: Path | None
     packed: tuple[PackedTensor, ...]
     carried: tuple[Choice, ...]
+    dropped: tuple[Choice, ...]
     left_out: tuple[str, ...]
+    notices: tuple[str, ...]
+    shards: tuple[PlannedShard, ...]
+    beside: tuple[str, ...]
     source_nbytes: int
     output_nbytes: int
     packed_only: bool
     is_dry_run: bool
+    part: Part
+    made: tuple[str, ...]
+    is_complete: bool
 
 
 def pack_file(
@@ -87,82 +75,135 @@ def pack_file(
     *,
     request: Request | None = None,
     packed_only: bool = False,
+    max_shard_size: int | None = None,
     force: bool = False,
+    restart: bool = False,
     dry_run: bool = False,
+    part: Part | None = None,
+    ray: str | None = None,
     progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> PackReport:
-    """Quantize and pack the chosen tensors of a weight file into a container.
+    """Quantize and pack the chosen tensors of a weight file, or of a folder of them, into containers.
+
+    Called again after it was broken off, it goes on with what is finished; see `work_folder`.
 
     Args:
-        path: .safetensors, .npy, .npz, .pt, .pth or .bin.
-        output: the container to make; may be None in a dry run.
+        path: what `open_source` opens.
+        output: the container to make, or the folder where the source is one or `max_shard_size` is given; may be None
+            in a dry run.
         request: what to pack; by default linear weights by name.
         packed_only: do not carry the other tensors along.
+        max_shard_size: bytes that a file may have at most, see `plan_pack`.
         force: replace an output that is there.
+        restart: begin anew, whatever an earlier run has finished.
         dry_run: decide, measure sizes, and write nothing.
+        part: make only these of the output's files, beside other runs that make the others; the one that ends last
+            gives the output its place. All must be given the same options.
+        ray: make the files on this Ray cluster, see `ray_pack`.
         progress: called as the work proceeds with the bytes of source just done, those to do in all, and the tensor.
+        watch: told in more detail.
 
     Raises:
-        Qcs4wError: as `open_source`, `choose`, `pack_rows` and `replacing` do; the output is then as it was.
+        Qcs4wError: as `open_source`, `plan_pack`, `pack_shard` and `finish` do; the output is then as it was.
     """
     path = Path(path)
-    if output is not None:
-        check_target(output, force=force or dry_run, sources=(path,))
-    elif not dry_run:
+    output = None if output is None else Path(output)
+    if output is None and not dry_run:
         raise UsageError("output may be None in a dry run only")
+    if output is not None and not path.is_dir() and path.suffix != ".json" and max_shard_size is None:
+        check_target(output, force=force or dry_run, sources=(path,))  # before the source is so much as opened
+    watch = _with_progress(watch or Watch(), progress)
     with open_source(path) as source:
-        _refuse_container(source)
-        choices = choose(source, request)
-        packing = [choice for choice in choices if choice.action == "pack"]
-        carried = [choice for choice in choices if choice.action == "carry"]
-        tied = {choice.tensor.name: choice.alias_of for choice in packing if choice.alias_of}
-        owners = [choice for choice in packing if not choice.alias_of]
-        entries = [_entry(choice, tied, source) for choice in owners]
-        copied = [] if packed_only else [choice.tensor for choice in carried]
-        writer = ContainerWriter(
-            entries, (Planned(t.name, t.dtype, t.shape) for t in copied), {} if packed_only else source.metadata
-        )
+        plan = plan_pack(source, output, request, max_shard_size=max_shard_size, packed_only=packed_only)
+        check_output(plan, force=force or dry_run)
+        mine = (part or WHOLE).of(plan.shards, [shard.source_nbytes for shard in plan.shards])
+        packed, is_complete = _planned(mine), False
+        if not dry_run:
+            packed, is_complete = _carry_out(
+                plan, mine, watch, force=force, restart=restart, shared=part is not None, ray=ray
+            )
+        return _report(plan, packed, mine, part or WHOLE, is_dry_run=dry_run, is_complete=is_complete)
 
-        total = sum(choice.tensor.nbytes for choice in owners) + sum(tensor.nbytes for tensor in copied)
 
-        def advance(nbytes: int, name: str) -> None:
-            if progress:
-                progress(nbytes, total, name)
+def _carry_out(
+    plan: PackPlan,
+    mine: tuple[PlannedShard, ...],
+    watch: Watch,
+    *,
+    force: bool,
+    restart: bool,
+    shared: bool,
+    ray: str | None,
+) -> tuple[list[PackedTensor], bool]:
+    """Make shards, here or on a cluster, and the output once all are there; tell whether it is."""
+    if not mine:
+        return [], False
+    watch.planned(replace(plan, shards=mine))
+    work = WorkFolder(plan, restart=restart, shared=shared or ray is not None, note=watch.note)
+    tally = Tally(watch, sum(shard.source_nbytes for shard in mine))
+    try:
+        if ray is not None:
+            from .ray_pack import pack_on_ray
 
-        results: list[PackedTensor] = []
-        if dry_run:
-            results = [
-                PackedTensor(entry, choice.reason, choice.tensor.nbytes)
-                for choice, entry in zip(owners, entries, strict=True)
-            ]
-        elif output is not None:
-            with replacing(output, force=force, nbytes=writer.nbytes, sources=(path,)) as fd:
-                writer.begin(fd)
-                for choice, entry in zip(owners, entries, strict=True):
-                    try:
-                        results.append(_pack_tensor(choice, entry, writer, advance))
-                    except NonFiniteError as error:
-                        error.hint = "mend the weight, or leave this tensor unpacked with --exclude"
-                        raise
-                for tensor in copied:
-                    offset = 0
-                    for _, data in tensor.chunks():
-                        writer.write_carried(tensor.name, offset, data)
-                        offset += len(data)
-                        advance(len(data), tensor.name)
-                written = writer.finish()
-            results = [replace(result, entry=written[result.entry.name]) for result in results]
-        return PackReport(
-            source=path,
-            output=None if output is None else Path(output),
-            packed=tuple(results),
-            carried=tuple(carried),
-            left_out=source.left_out,
-            source_nbytes=sum(tensor.nbytes for tensor in source.tensors.values()),
-            output_nbytes=writer.nbytes,
-            packed_only=packed_only,
-            is_dry_run=dry_run,
-        )
+            packed = pack_on_ray(work, mine, tally, address=ray)
+        else:
+            packed = [tensor for shard in mine for tensor in pack_shard(work, shard, tally)]
+        is_complete = finish(work, force=force)
+        work.close()
+    except BaseException as error:
+        work.leave(error)
+        raise
+    return packed, is_complete
+
+
+def _planned(shards: tuple[PlannedShard, ...]) -> list[PackedTensor]:
+    return [
+        PackedTensor(entry, choice.reason, choice.tensor.nbytes, shard=shard.name)
+        for shard in shards
+        for choice, entry in zip(shard.choices, shard.entries, strict=True)
+    ]
+
+
+def _report(
+    plan: PackPlan,
+    packed: list[PackedTensor],
+    made: tuple[PlannedShard, ...],
+    part: Part,
+    *,
+    is_dry_run: bool,
+    is_complete: bool,
+) -> PackReport:
+    source = plan.source
+    return PackReport(
+        source=source.path,
+        output=plan.output,
+        packed=tuple(packed),
+        carried=plan.carried,
+        dropped=plan.dropped,
+        left_out=source.left_out,
+        notices=tuple(notices(choice for shard in plan.shards for choice in shard.choices)),
+        shards=plan.shards,
+        beside=tuple(path.name for path in source.beside) if plan.is_folder else (),
+        source_nbytes=sum(tensor.nbytes for tensor in source.tensors.values()),
+        output_nbytes=plan.output_nbytes,
+        packed_only=bool(plan.options["packed_only"]),
+        is_dry_run=is_dry_run,
+        part=part,
+        made=tuple(shard.name for shard in made),
+        is_complete=is_complete,
+    )
+
+
+def _with_progress(watch: Watch, progress: Progress | None) -> Watch:
+    if progress is None:
+        return watch
+
+    def step(step: Step) -> None:
+        watch.step(step)
+        progress(step.nbytes, step.total, step.tensor)
+
+    return replace(watch, step=step)
 
 
 def source_weight(source: Source, entry: PackedEntry, rows: int | None = None) -> NDArray[np.float32]:
@@ -194,7 +235,9 @@ def source_weight(source: Source, entry: PackedEntry, rows: int | None = None) -
     if entry.stack and len(tensor.shape) == 3:
         parts = {part.name: part for part in split_stack(tensor)}
         tensor = parts.get(entry.name, tensor)
-    if len(tensor.shape) != 2 or tensor.dtype not in FLOAT_DTYPES:
+    if is_fp8_weight(tensor) and not tensor.is_float:
+        find_scale(source, tensor)  # says what is wrong with its scale
+    if len(tensor.shape) != 2 or not tensor.is_float:
         raise SelectionError(
             f"{source.path}: tensor '{name}' is {tensor.dtype} {list(tensor.shape)}, not a float matrix"
         )
@@ -205,53 +248,3 @@ def source_weight(source: Source, entry: PackedEntry, rows: int | None = None) -
     if not entry.transposed:
         return tensor.read_rows(entry.out_features if rows is None else rows)
     return np.ascontiguousarray(tensor.read().T)[:rows]
-
-
-def _pack_tensor(
-    choice: Choice, entry: PackedEntry, writer: ContainerWriter, advance: Callable[[int, str], None]
-) -> PackedTensor:
-    tensor = choice.tensor
-    errors, weights, floored = [], [], 0
-    for first_row, weight in [(0, _read_transposed(tensor))] if choice.transposed else tensor.float_rows():
-        rows = pack_rows(weight, name=tensor.name, first_row=first_row)
-        writer.write_rows(entry.name, first_row, rows.packed, rows.scales)
-        errors.append(rows.error_squares)
-        weights.append(rows.weight_squares)
-        floored += int(rows.floored.sum())
-        advance(tensor.nbytes * len(weight) // entry.out_features, tensor.name)
-    error = quantization_error(np.concatenate(errors), np.concatenate(weights))
-    return PackedTensor(entry, choice.reason, tensor.nbytes, error, floored)
-
-
-def _read_transposed(tensor: SourceTensor) -> NDArray[np.float32]:
-    """Read a weight stored [in, out] as [out, in]; its columns are the rows, so that it is needed whole."""
-    stored = tensor.read()
-    refuse_non_finite(stored, name=tensor.name)  # before it is turned, so that the message counts as the file does
-    return np.ascontiguousarray(stored.T)
-
-
-def _entry(choice: Choice, tied: dict[str, str], source: Source) -> PackedEntry:
-    name = choice.tensor.name
-    aliases = [alias for alias, owner in tied.items() if owner == name] + source.aliases_of(name)
-    return PackedEntry(
-        name,
-        choice.out_features,
-        choice.in_features,
-        source_dtype=choice.tensor.dtype,
-        transposed=choice.transposed,
-        aliases=tuple(aliases),
-        stack=choice.stack,
-    )
-
-
-def _refuse_container(source: Source) -> None:
-    if any(name.endswith(PACKED) for name in source.tensors):
-        raise SelectionError(
-            f"{source.path}: is a qcs4w container already", hint=f"look at it: qcs4w inspect {source.path}"
-        )
-    if (opener := foreign_opener(source.path)) is not None:
-        with opener(source.path) as file:
-            raise SelectionError(
-                f"{source.path}: is packed already, as {file.format}",
-                hint=f"bring it here: qcs4w convert {source.path} -o OUT.safetensors",
-            )

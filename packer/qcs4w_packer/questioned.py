@@ -12,13 +12,13 @@ from .blob_file import Blob, read_scales
 from .errors import SelectionError, SourceError, UnknownTensorError, UsageError
 from .explain import sample_rows
 from .metadata import PackedEntry
+from .name_patterns import did_you_mean
 from .npy_file import npy_data_start
 from .packed_sources import is_packed_file, open_packed
 from .packing import source_weight
 from .safetensors_file import SafetensorsFile, open_for_reading
-from .select import did_you_mean
 from .sources import SUFFIXES, open_source
-from .weights import FLOAT_DTYPES, Source, SourceTensor
+from .weights import Source, SourceTensor
 
 _PACKED_DTYPES = ("U8", "I8", "I32", "U32")
 
@@ -64,14 +64,16 @@ def packed_bytes(path: Path, tensor: str | None = None, blob: Blob | None = None
         SourceError: the file cannot be read.
     """
     if blob is None and is_packed_file(path):
-        with open_packed(path, strict=False) as file:
+        with open_packed(path, strict=False, tensor=tensor) as file:
             entry = file.entry(tensor) if tensor is not None else file.only()
             packed, scales = file.arrays(entry)
             place, scales_place = file.place(entry), file.scales_place(entry)
             where = Blob(offset=place[1]) if place else None
             if where and scales_place:
                 where = replace(where, scales=scales_place[0], scales_offset=scales_place[1])
-            return PackedBytes(path, entry.name, packed.reshape(-1), where, scales, entry, file.format)
+            return PackedBytes(
+                place[0] if place else path, entry.name, packed.reshape(-1), where, scales, entry, file.format
+            )
     if blob is None and path.suffix.lower() in SUFFIXES and not _is_raw(path):
         with open_source(path) as source:
             stored = _integers(source, tensor)
@@ -125,7 +127,7 @@ def weight_of(
     if questioned.entry is not None:
         shape = (questioned.entry.out_features, questioned.entry.in_features)
         return source_weight(source, questioned.entry, sample_rows(*shape)), shape
-    matrices = [name for name, each in source.tensors.items() if len(each.shape) == 2 and each.dtype in FLOAT_DTYPES]
+    matrices = [name for name, each in source.tensors.items() if len(each.shape) == 2 and each.is_float]
     for name in (tensor, f"{tensor}.weight") if tensor is not None else ():
         if name in source.tensors:
             matrices = [name]
@@ -133,7 +135,7 @@ def weight_of(
         hint = did_you_mean(tensor, source.tensors) if tensor else "name one with --tensor"
         raise UnknownTensorError(f"{source.path}: holds {len(matrices)} float matrices, which is meant?", hint=hint)
     chosen = source.tensors[matrices[0]]
-    if len(chosen.shape) != 2 or chosen.dtype not in FLOAT_DTYPES:
+    if len(chosen.shape) != 2 or not chosen.is_float:
         raise SelectionError(
             f"{source.path}: '{chosen.name}' is {chosen.dtype} {list(chosen.shape)}, expected a float matrix [N, K]"
         )

@@ -276,8 +276,13 @@ _OFFSETS = (OFFSET, 0, OFFSET - 1, OFFSET + 1)
 
 
 def dropped_tails(in_features: int) -> list[int]:
-    """Return the columns past the last whole 2, 4, … 256: what a loop over whole vectors or tiles forgets."""
-    return sorted({in_features % step for step in (2, 4, 8, 16, 32, 64, 128, 256)} - {0, in_features})
+    """Return how many last columns a loop may forget.
+
+    Those past the last whole 2, 4, … 256, as a loop over vectors or tiles does; and the last column or byte, as a loop
+    with one step too few does.
+    """
+    past = {in_features % step for step in (2, 4, 8, 16, 32, 64, 128, 256)}
+    return sorted(tail for tail in past | {1, 2 - in_features % 2} if 0 < tail < in_features)
 
 
 def readings(in_features: int | None = None, *, out_features: int | None = None) -> Iterator[Reading]:

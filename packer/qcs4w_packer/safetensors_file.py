@@ -6,6 +6,7 @@ then the tensors' bytes, little-endian, C order, without holes. Source: huggingf
 
 import json
 import os
+import re
 import stat
 import struct
 from collections.abc import Callable, Iterable, Mapping
@@ -19,8 +20,12 @@ from .errors import SourceError
 
 # The limit of the safetensors package; a longer header is not a header.
 _MAX_HEADER = 100_000_000
+_LFS_MAGIC = b"version https://git-lfs"
 _MAX_SHOWN = 120  # characters of a header's value in a message
 _MAX_RANK = 64  # torch's own limit; a longer shape only serves to make us multiply for minutes
+
+#: What tells a file from another of its name, and from itself after it was written to.
+Stamp = tuple[int, int, int, int]
 
 METADATA_NAME = "__metadata__"
 
@@ -58,6 +63,7 @@ class SafetensorsFile(Closing):
         path: where it lies.
         slots: every tensor's place, by name, in the header's order.
         metadata: the header's `__metadata__`, empty when it has none.
+        stamp: of the file whose header was read.
 
     Raises:
         SourceError: the file cannot be read, or its header is not sound.
@@ -68,6 +74,7 @@ class SafetensorsFile(Closing):
         self._fd = open_for_reading(self.path)
         try:
             self.nbytes = os.fstat(self._fd).st_size
+            self.stamp = stamp_of(self._fd)
             self.metadata, self.slots = self._read_header()
         except BaseException:
             self.close()
@@ -83,6 +90,10 @@ class SafetensorsFile(Closing):
         """Read exactly `nbytes` bytes at a file offset."""
         return read_at(self._fd, self.path, offset, nbytes)
 
+    def read_into(self, offset: int, room: memoryview) -> None:
+        """Read at a file offset as many bytes as there is room for."""
+        read_at_into(self._fd, self.path, offset, room)
+
     def _fault(self, message: str) -> SourceError:
         return SourceError(
             f"{self.path}: not a sound safetensors file: {message}",
@@ -93,6 +104,8 @@ class SafetensorsFile(Closing):
         if self.nbytes < 8:
             raise self._fault(f"it has {self.nbytes} bytes, a header needs at least 8")
         (length,) = struct.unpack("<Q", self.read(0, 8))
+        if fault := lfs_pointer_fault(self._fd, self.path):
+            raise fault
         if length > min(_MAX_HEADER, self.nbytes - 8):
             raise self._fault(
                 f"the header claims {length:,} bytes, the file has {self.nbytes - 8:,} after the length "
@@ -136,14 +149,13 @@ class SafetensorsFile(Closing):
                 f"tensor {label} is {dtype} {_short(shape)}, that is {bits:,} bits, "
                 f"but its offsets hold {end - begin:,} bytes"
             )
-        if data_start + end > self.nbytes:
-            raise self._fault(
-                f"tensor {label} ends at byte {data_start + end:,}, the file has {self.nbytes:,}: it is truncated"
-            )
         return Slot(dtype, tuple(shape), data_start + begin, end - begin)
 
     def _check_cover(self, slots: Mapping[str, Slot], data_start: int) -> None:
-        """Refuse overlaps, holes and bytes that belong to no tensor."""
+        """Refuse truncation, overlaps, holes and bytes that belong to no tensor."""
+        last = max((slot.start + slot.nbytes for slot in slots.values()), default=data_start)
+        if last > self.nbytes:
+            raise self._fault(f"the header describes {last:,} bytes, the file has {self.nbytes:,}: it is truncated")
         end = data_start
         for name, slot in sorted(slots.items(), key=lambda item: (item[1].start, item[1].nbytes)):
             if slot.start != end:
@@ -249,6 +261,22 @@ def closer_of(fd: int) -> Callable[[], None]:
     return close
 
 
+def lfs_pointer_fault(fd: int, path: Path) -> SourceError | None:
+    """Return the error of a file that a git checkout without Git LFS leaves in place of a large one, or None."""
+    text = read_at(fd, path, 0, min(os.fstat(fd).st_size, 200))
+    if not text.startswith(_LFS_MAGIC):
+        return None
+    size = re.search(rb"^size (\d{1,18})$", text, re.MULTILINE)
+    of = f" of {int(size[1]):,} bytes" if size else ""
+    return SourceError(f"{path}: is a Git LFS pointer to a file{of}, not the file", hint="fetch it: git lfs pull")
+
+
+def stamp_of(fd: int) -> Stamp:
+    """Return device, inode, bytes and time of the last change of an open file."""
+    status = os.fstat(fd)
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def read_at(fd: int, path: Path, offset: int, nbytes: int) -> bytes:
     """Read exactly `nbytes` bytes at `offset`; a short file or a read error names file and offset."""
     parts: list[bytes] = []
@@ -256,13 +284,34 @@ def read_at(fd: int, path: Path, offset: int, nbytes: int) -> bytes:
         try:
             part = os.pread(fd, min(nbytes, 1 << 30), offset)
         except OSError as error:
-            raise SourceError(f"{path}: reading at byte {offset:,} failed: {error.strerror}") from None
+            raise _read_error(path, offset, error) from None
         if not part:
-            raise SourceError(f"{path}: ends at byte {offset:,}, {nbytes:,} more were expected: it is truncated")
+            raise _cut_short(fd, path, offset, nbytes)
         parts.append(part)
         offset += len(part)
         nbytes -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_at_into(fd: int, path: Path, offset: int, room: memoryview) -> None:
+    """Fill bytes with what lies at `offset`; errors are those of `read_at`."""
+    while room:
+        try:
+            count = os.preadv(fd, [room[: 1 << 30]], offset)
+        except OSError as error:
+            raise _read_error(path, offset, error) from None
+        if not count:
+            raise _cut_short(fd, path, offset, len(room))
+        room, offset = room[count:], offset + count
+
+
+def _read_error(path: Path, offset: int, error: OSError) -> SourceError:
+    return SourceError(f"{path}: reading at byte {offset:,} failed: {error.strerror}")
+
+
+def _cut_short(fd: int, path: Path, offset: int, nbytes: int) -> SourceError:
+    end = min(offset, os.fstat(fd).st_size)  # it may have ended long before
+    return SourceError(f"{path}: ends at byte {end:,}, {offset + nbytes - end:,} more were expected: it is truncated")
 
 
 def no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

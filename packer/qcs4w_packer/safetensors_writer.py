@@ -57,6 +57,6 @@ def refuse_twins(names: Iterable[str]) -> None:
         if name in seen:
             raise OutputError(
                 f"two tensors of the output would be named '{name}'",
-                hint="leave one of the two out: pack with --exclude, convert with --tensor",
+                hint="leave one of the two out: pack and unpack with --exclude, convert with --tensor",
             )
         seen.add(name)

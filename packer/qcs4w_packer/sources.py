@@ -3,7 +3,9 @@
 import os
 from pathlib import Path
 
+from .checkpoint_index import is_index
 from .errors import SourceError
+from .fp8_scales import with_scales
 from .safetensors_file import SafetensorsFile, file_kind
 from .weights import Source, slot_tensor
 
@@ -15,26 +17,43 @@ SUFFIXES = {
     ".pt": "pt",
     ".pth": "pt",
     ".bin": "pt",
+    ".gguf": "gguf",
+    ".onnx": "onnx",
 }
 
 
 def open_source(path: str | os.PathLike[str]) -> Source:
-    """Open a weight file by its suffix; headers are read, data is not (for .pt: mapped).
+    """Open a weight file by its suffix, or a folder of shards; headers are read, data is not.
+
+    Args:
+        path: a weight file, a checkpoint folder, or the index of one with several.
+
+    An fp8 weight with its scales beside it is read as floats.
 
     Raises:
-        SourceError: no such file, an unknown suffix, or a file that is not sound.
+        SourceError: no such file, an unknown suffix, or a file or folder that is not sound.
         UnsafePickleError: a .pt file that holds more than tensors.
     """
-    path = Path(path)
+    return with_scales(_open(Path(path)))
+
+
+def _open(path: Path) -> Source:
     kind = SUFFIXES.get(path.suffix.lower())
-    if kind is None and file_kind(path) is None:
-        raise SourceError(f"{path}: does not exist, expected a file")
+    found = file_kind(path)
+    if found == "folder":
+        from .checkpoint_folder import open_folder
+
+        return open_folder(path)
+    if kind is None and found is None:
+        raise SourceError(f"{path}: does not exist, expected a file or folder")
+    if kind is None and is_index(path.name):
+        from .checkpoint_folder import open_folder
+
+        return open_folder(path.parent, path.name)
     if kind is None:
         raise SourceError(
             f"{path}: suffix {path.suffix!r} is not known, expected one of {', '.join(SUFFIXES)}",
-            hint="a folder of shards is not read yet"
-            if file_kind(path) == "folder"
-            else "rename the file; of raw packed bytes say --shape N,K",
+            hint="rename the file; of raw packed bytes say --shape N,K",
         )
     if kind == "safetensors":
         return open_safetensors(path)
@@ -42,6 +61,14 @@ def open_source(path: str | os.PathLike[str]) -> Source:
         from .torch_file import open_torch
 
         return open_torch(path)
+    if kind == "gguf":
+        from .gguf_file import open_gguf
+
+        return open_gguf(path)
+    if kind == "onnx":
+        from .onnx_file import open_onnx
+
+        return open_onnx(path)
     from .npy_file import open_npy, open_npz
 
     return open_npy(path) if kind == "npy" else open_npz(path)

@@ -1,17 +1,18 @@
-"""PyTorch's .pt, .pth and .bin as sources: tensors and state dicts, read with `weights_only`."""
+"""PyTorch's .pt, .pth and .bin as sources: tensors and state dicts, unpickled with `weights_only`, read by rows."""
 
 import os
 import pickle
-import warnings
-import zipfile
 from collections.abc import Callable, Mapping
+from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from .errors import SourceError, UnsafePickleError
-from .safetensors_file import closer_of, name_fault, open_for_reading
+from .open_files import OpenFiles, PooledFile
+from .safetensors_file import is_unicode, lfs_pointer_fault, name_fault, open_for_reading, stamp_of
+from .strided import LastWhole, Strided, strided_fetch
+from .torch_pickle import Unpickled, unpickle
 from .weights import NAMELESS, Source, SourceTensor
 
 _DTYPES = {
@@ -29,12 +30,19 @@ if hasattr(torch, "float8_e8m0fnu"):  # since torch 2.7
 _STATE_DICT_KEYS = ("state_dict", "model_state_dict", "model")
 
 
+# An expanded tensor repeats its storage. Beyond these a small file would make us write for hours.
+_MOST_EXPANDED, _ALWAYS_EXPANDED = 1000, 64 << 20  # times the storage, bytes
+
 # How torch's restricted unpickler words a refusal; all else that it raises is damage.
 _UNSAFE_SIGNS = ("GLOBAL ", "Can only create new object", "Can only build", "unrecognized function", "must be imported")
 
 
-def open_torch(path: Path) -> Source:
+def open_torch(path: Path, files: OpenFiles | None = None) -> Source:
     """Open a .pt file: a tensor, a state dict, or a checkpoint that holds a state dict under a usual key.
+
+    Args:
+        path: the file; only its pickle is read.
+        files: reads it later on, when it is one of many; by default it stays open by itself.
 
     Raises:
         SourceError: not a file that torch can read, or no tensor in it.
@@ -42,33 +50,36 @@ def open_torch(path: Path) -> Source:
     """
     fd = open_for_reading(path)
     try:
-        return _source(path, _load(path), _Mapped(path, fd))
-    except BaseException:
+        if fault := lfs_pointer_fault(fd, path):
+            raise fault
+        own = OpenFiles() if files is None else files
+        own.add(path, stamp_of(fd))
+        opened = _Opened(PooledFile(own, path), _unpickle(fd, path))
+    finally:
         os.close(fd)
-        raise
+
+    def close() -> None:
+        opened.whole.clear()
+        if files is None:
+            own.close()
+
+    return _source(path, opened, close)
 
 
-class _Mapped:
-    """A file mapped into memory: touching pages that are no longer there would kill the process."""
+class _Opened:
+    """A file and what was unpickled from it."""
 
-    def __init__(self, path: Path, fd: int):
-        self._path, self._fd = path, fd
-        self._nbytes = os.fstat(fd).st_size
-        self.close = closer_of(fd)  # tensors that are mapped stay so
-
-    def check(self) -> None:
-        """Raise SourceError when the file has been cut short since it was opened."""
-        nbytes = os.fstat(self._fd).st_size
-        if nbytes < self._nbytes:
-            raise SourceError(f"{self._path}: had {self._nbytes:,} bytes and now has {nbytes:,}: it is truncated")
+    def __init__(self, file: PooledFile, unpickled: Unpickled):
+        self.file, self.unpickled, self.whole = file, unpickled, LastWhole()
 
 
-def _source(path: Path, content: Any, mapped: _Mapped) -> Source:
+def _source(path: Path, opened: _Opened, closer: Callable[[], None]) -> Source:
+    content = opened.unpickled.content
     if isinstance(content, torch.Tensor):
-        tensor = _source_tensor(NAMELESS, content, mapped)
+        tensor = _source_tensor(NAMELESS, content, opened)
         if isinstance(tensor, str):
             raise SourceError(f"{path}: {tensor}")
-        return Source(path, {NAMELESS: tensor}, nameless=True, closer=mapped.close)
+        return Source(path, {NAMELESS: tensor}, nameless=True, closer=closer)
     if not isinstance(content, Mapping):
         raise SourceError(
             f"{path}: holds a {type(content).__name__}, expected a tensor or a state dict",
@@ -78,15 +89,18 @@ def _source(path: Path, content: Any, mapped: _Mapped) -> Source:
     for key in _STATE_DICT_KEYS:
         inner = content.get(key)
         if isinstance(inner, Mapping) and any(isinstance(value, torch.Tensor) for value in inner.values()):
-            left_out += [f"{other} (beside '{key}')" for other in content if other != key]
+            left_out += [f"{_shown(other)} (beside '{key}')" for other in content if other != key]
             content = inner
             break
     tensors: dict[str, SourceTensor] = {}
     for name, value in content.items():
         if not isinstance(value, torch.Tensor):
-            left_out.append(f"{name} (a {type(value).__name__}, not a tensor)")
+            left_out.append(f"{_shown(name)} (a {type(value).__name__}, not a tensor)")
             continue
-        tensor = _source_tensor(str(name), value, mapped)
+        if not isinstance(name, str | int):
+            left_out.append(f"{_shown(name)} (a tensor without a name)")
+            continue
+        tensor = _source_tensor(str(name), value, opened)
         if isinstance(tensor, str):
             left_out.append(tensor)
         elif tensor.name in tensors:
@@ -95,15 +109,22 @@ def _source(path: Path, content: Any, mapped: _Mapped) -> Source:
             tensors[tensor.name] = tensor
     if not tensors:
         raise SourceError(f"{path}: holds no tensors", hint="save a state dict: torch.save(model.state_dict(), path)")
-    return Source(path, tensors, left_out=tuple(left_out), closer=mapped.close)
+    return Source(path, tensors, left_out=tuple(left_out), closer=closer)
 
 
-def _load(path: Path) -> Any:
+def _shown(key: object) -> str:
+    """Return a key as people can read it: it may be anything, of any length."""
+    if not isinstance(key, str | int):
+        return f"a {type(key).__name__} as key"
+    text = str(key)[:200]
+    return text if is_unicode(text) else repr(text)
+
+
+def _unpickle(fd: int, path: Path) -> Unpickled:
     try:
-        # Mapping keeps a large file out of memory until its rows are read; only the zip format can be mapped.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of prototypes and deprecations, none of which the user can mend here
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        return unpickle(fd, path)
+    except SourceError:
+        raise
     except pickle.UnpicklingError as error:
         text = str(error)
         if any(sign in text for sign in _UNSAFE_SIGNS):
@@ -112,8 +133,8 @@ def _load(path: Path) -> Any:
                 hint="where you trust the file, load it there and save only "
                 "its weights: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')",
             ) from None
-        raise _unreadable(path, text.rpartition("WeightsUnpickler error:")[2]) from None
-    except Exception as error:  # a damaged pickle makes torch.load raise almost anything
+        raise _unreadable(path, text) from None
+    except Exception as error:  # a damaged pickle makes the unpickler raise almost anything
         raise _unreadable(path, f"{type(error).__name__}: {error}") from None
 
 
@@ -132,7 +153,7 @@ def _unsupported_name(message: str) -> str:
     return f" ({rest.split()[0].rstrip('.')})" if found and rest.split() else ""
 
 
-def _source_tensor(name: str, tensor: torch.Tensor, mapped: _Mapped) -> SourceTensor | str:
+def _source_tensor(name: str, tensor: torch.Tensor, opened: _Opened) -> SourceTensor | str:
     """Make a tensor readable by rows, or say why it cannot be."""
     if fault := name_fault(name):
         return f"{name!r} ({fault})"
@@ -142,17 +163,43 @@ def _source_tensor(name: str, tensor: torch.Tensor, mapped: _Mapped) -> SourceTe
     dtype = _DTYPES.get(tensor.dtype)
     if dtype is None:
         return f"{name} (dtype {tensor.dtype} has no safetensors counterpart)"
-    if tensor.is_meta:
+    storage = opened.unpickled.storages.get(tensor.untyped_storage()._cdata)
+    if storage is None:
         return f"{name} (on the meta device: it has no data)"
-    place = (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tuple(tensor.stride()), tuple(tensor.shape))
-    return SourceTensor(name, dtype, tuple(tensor.shape), _fetch(tensor, mapped), storage=(place, dtype))
+    shape, itemsize = tuple(tensor.shape), tensor.element_size()
+    first = int(tensor.storage_offset())
+    array = Strided(
+        storage.start + first * itemsize,
+        itemsize,
+        shape,
+        tuple(tensor.stride()),
+        _flip(tensor),
+        (itemsize // (2 if tensor.is_complex() else 1)) if opened.unpickled.is_big_endian else 0,
+    )
+    end = (first + array.span) * itemsize
+    if end > storage.nbytes:
+        raise SourceError(
+            f"{opened.file.path}: tensor '{name}' ends at byte {end:,} of a storage that has {storage.nbytes:,}"
+        )
+    nbytes = prod(shape) * itemsize
+    if nbytes > _MOST_EXPANDED * storage.nbytes + _ALWAYS_EXPANDED:
+        raise SourceError(
+            f"{opened.file.path}: tensor '{name}' {list(shape)} repeats {storage.nbytes:,} bytes up to {nbytes:,}"
+        )
+    return SourceTensor(
+        name,
+        dtype,
+        shape,
+        strided_fetch(opened.file, array, opened.whole),
+        storage=(opened.file.path, array, dtype),
+        is_held=not array.is_plain,
+    )
 
 
-def _fetch(tensor: torch.Tensor, mapped: _Mapped) -> Callable[[int, int], bytes]:
-    def fetch(start: int, stop: int) -> bytes:
-        mapped.check()
-        rows = tensor.reshape(-1, tensor.shape[-1] if tensor.ndim else 1)  # a view where strides allow it
-        part = rows[start:stop].resolve_conj().resolve_neg().contiguous()
-        return part.view(torch.uint8).numpy().tobytes()
-
-    return fetch
+def _flip(tensor: torch.Tensor) -> int:
+    """Return the bits that are inverted in a view that negates or conjugates its storage."""
+    sign = 1 << (8 * tensor.element_size() - 1)  # in complex numbers that of the imaginary part, which comes last
+    if not tensor.is_complex():
+        return sign if tensor.is_neg() else 0
+    both = sign | 1 << (4 * tensor.element_size() - 1)
+    return (both if tensor.is_neg() else 0) ^ (sign if tensor.is_conj() else 0)

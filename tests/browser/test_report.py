@@ -33,6 +33,8 @@ def test_it_fits_and_can_be_read(browser: Browser, report: str, width: int, sche
     """At both widths the page itself does not scroll sideways, its text stands out, and its plots are seen."""
     with opened(browser, report, width=width, scheme=scheme) as page:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
+        if width == WIDTHS[0]:  # there the table shows all its columns, the finding too
+            assert page.evaluate("(box => box.scrollWidth <= box.clientWidth)(document.querySelector('.scroll'))")
         ink, paper = page.evaluate(
             """() => ["color", "backgroundColor"].map(key =>
               getComputedStyle(document.body)[key].match(/\\d+/g).map(Number).reduce((a, b) => a + b))"""

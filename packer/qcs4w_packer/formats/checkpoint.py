@@ -1,6 +1,5 @@
 """A safetensors file of another tool, with the JSON that lies beside it."""
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ContainerError, LossyError, SourceError
+from ..errors import ContainerError, LossyError
+from ..json_file import read_json
 from ..metadata import PackedEntry
 from ..packed_file import PackedFile
-from ..safetensors_file import SafetensorsFile, Slot, file_kind, no_duplicates
+from ..safetensors_file import SafetensorsFile, Slot, file_kind
 from ..weights import FLOAT_DTYPES, SourceTensor, slot_tensor, widen
 
-_LARGEST_CONFIG = 16 << 20  # bytes
 QUANTIZE_CONFIG, CONFIG = "quantize_config.json", "config.json"
 
 _NUMPY = {"I32": "<i4", "I64": "<i8", "U8": "|u1", "I8": "|i1"}
@@ -167,25 +166,3 @@ def quantization_config(path: Path) -> dict[str, Any]:
             if isinstance(found, dict):
                 return found
     return {}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        SourceError: it cannot be read, is too large, or is no JSON object.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(_LARGEST_CONFIG + 1)
-    except OSError as error:
-        raise SourceError(f"{path}: cannot be read: {error.strerror or error}") from None
-    if len(data) > _LARGEST_CONFIG:
-        raise SourceError(f"{path}: has more than {_LARGEST_CONFIG:,} bytes, expected a small JSON file")
-    try:
-        document = json.loads(data.decode("utf-8"), object_pairs_hook=no_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path}: is not JSON ({error})") from None
-    if not isinstance(document, dict):
-        raise SourceError(f"{path}: is not a JSON object")
-    return document

@@ -131,14 +131,14 @@ def weight_name(name: str) -> str:
     return name if name.endswith("weight") else f"{name}.weight"
 
 
-def is_bare_config(document: Mapping[str, Any]) -> bool:
-    """Tell whether a config.json says no more than `config` does; that of a model has its architecture besides."""
+def is_config_of(document: Mapping[str, Any], model: Mapping[str, Any]) -> bool:
+    """Tell whether a config.json says of the model what is given, and of its quantization just what `config` does."""
     said = document.get("quantization_config")
-    return (
-        document.keys() == {"quantization_config"}
-        and isinstance(said, dict)
-        and (said.get("quant_method"), said.get("format")) == ("compressed-tensors", "pack-quantized")
-    )
+    ignored = said.get("ignore") if isinstance(said, dict) else None
+    is_ours = isinstance(ignored, list) and said == config(ignored)
+    return is_ours and {k: v for k, v in document.items() if k != "quantization_config"} == {
+        k: v for k, v in model.items() if k != "quantization_config"
+    }
 
 
 def config(left_as_floats: Iterable[str]) -> dict[str, Any]:

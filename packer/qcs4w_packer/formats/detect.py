@@ -10,7 +10,7 @@ from ..safetensors_file import SafetensorsFile, file_kind
 from .awq import AwqFile
 from .compressed_tensors import CompressedTensors
 from .gptq import QWEIGHT, SCALES, GptqFile
-from .matmul_nbits import MatMulNBitsFile
+from .matmul_nbits import MatMulNBitsFile, has_nodes
 from .pairs import INDEX, PairsFolder
 from .q4gsw import Q4gswFile
 
@@ -22,14 +22,15 @@ def foreign_opener(path: Path) -> Callable[[Path], PackedFile] | None:
         path: a file, or the folder of `convert --to raw` or of a checkpoint.
 
     Raises:
-        SourceError: a safetensors file that is not sound.
+        SourceError: a safetensors file or an ONNX model that is not sound.
+        Qcs4wError: an ONNX model, and the onnx package is not installed.
         ContainerError: several tools' tensors in one file.
     """
     kind = file_kind(path)
     if path.name == INDEX or (kind == "folder" and file_kind(path / INDEX) == "file"):
         return PairsFolder
     if path.suffix.lower() == ".onnx":
-        return MatMulNBitsFile
+        return MatMulNBitsFile if has_nodes(path) else None
     if path.suffix.lower() != ".safetensors" or kind != "file":
         return None
     with SafetensorsFile(path) as file:

@@ -7,7 +7,7 @@ Source: microsoft/onnxruntime 8b8f774, docs/ContribOperators.md, com.microsoft.M
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import ContainerError, LossyError, Qcs4wError, SourceError
+from ..errors import ContainerError, LossyError, SourceError
 from ..metadata import PackedEntry
 from ..nibbles import OFFSET, PAD_BYTE, unpack_nibbles
+from ..onnx_model import all_tensors, external_file, external_place, is_external, load_model, onnx_package
 from ..packed import PackedLinear
 from ..packed_file import PackedFile
 from ..safetensors_file import open_for_reading, read_at
@@ -26,25 +27,19 @@ from .one_scale import one_scale_per_row, refuse_zero_points
 
 OPERATOR, DOMAIN = "MatMulNBits", "com.microsoft"
 SMALLEST_BLOCK, LARGEST_BLOCK = 16, 1 << 20
-_MOST_DIGITS = 18  # of an offset in a file
 _INPUTS = ("A", "B", "scales", "zero_points", "g_idx", "bias")
 # How quantizers name B after the weight: fc.weight_Q4G32 (ours and ONNX Runtime's), fc.weight_Q4, fc.weight_quant.
 _SUFFIX = re.compile(r"(_Q4(G\d+)?|_quant)$")
 
 
-def onnx_package() -> Any:
-    """Import onnx.
+def has_nodes(path: Path) -> bool:
+    """Tell whether an ONNX model has a MatMulNBits node.
 
     Raises:
-        Qcs4wError: it is not installed.
+        Qcs4wError: the onnx package is not installed.
+        SourceError: not a sound ONNX model.
     """
-    try:
-        import onnx
-    except ImportError:
-        raise Qcs4wError(
-            "ONNX files need the onnx package, which is not installed", hint="pip install 'qcs4w[onnx]'"
-        ) from None
-    return onnx
+    return any(_is_packed(node) for node in load_model(path).graph.node)
 
 
 class MatMulNBitsFile(PackedFile):
@@ -65,17 +60,13 @@ class MatMulNBitsFile(PackedFile):
         self.carried, self.problems = [], []
         self.notes: list[str] = []
         self._onnx = onnx_package()
-        os.close(open_for_reading(self.path))  # for its messages
-        try:
-            model = self._onnx.load_model(str(self.path), format="protobuf", load_external_data=False)
-        except Exception as error:  # protobuf and onnx raise types of their own
-            raise SourceError(f"{self.path}: not a sound ONNX model: {error}") from None
+        model = load_model(self.path)
         self._tensors = {tensor.name: tensor for tensor in model.graph.initializer}
         self._nodes: dict[str, dict[str, str]] = {}
         self._blocks: dict[str, int] = {}
         self.entries = {}
         for node in model.graph.node:
-            if node.op_type == OPERATOR and node.domain == DOMAIN:
+            if _is_packed(node):
                 self._add(node)
         if not self.entries:
             raise ContainerError(f"{self.path}: has no {OPERATOR} node of 4 bits")
@@ -85,7 +76,7 @@ class MatMulNBitsFile(PackedFile):
             others, f", and {others:,} initialisers that are no packed linears"
         )
         self.notes.append(f"left out: the model's graph{besides}")
-        external = (self._place(tensor) for tensor in _all_tensors(model.graph) if self._is_external(tensor))
+        external = (external_file(tensor, self.path) for tensor in all_tensors(model.graph) if is_external(tensor))
         self._files = tuple(dict.fromkeys(path for path in external if path is not None))
 
     def close(self) -> None:
@@ -166,7 +157,7 @@ class MatMulNBitsFile(PackedFile):
         dims, count = tuple(tensor.dims), prod(shape)
         if dims != shape and not (len(shape) == 2 and dims == (count,)):
             raise ContainerError(f"{self.path}: initialiser '{name}' is {list(dims)}, expected {list(shape)}")
-        if self._is_external(tensor):
+        if is_external(tensor):
             data = self._external(tensor, count * dtype.itemsize)
             return np.frombuffer(data, dtype.newbyteorder("<"))
         try:
@@ -175,30 +166,8 @@ class MatMulNBitsFile(PackedFile):
             raise SourceError(f"{self.path}: initialiser '{name}' is not sound: {error}") from None
         return array
 
-    def _is_external(self, tensor: Any) -> bool:
-        return bool(tensor.data_location == self._onnx.TensorProto.EXTERNAL)
-
-    def _place(self, tensor: Any) -> Path | None:
-        """Return the file of external data, or None where it is none of the model's folder."""
-        location = _said(tensor).get("location")
-        if not isinstance(location, str) or not location or "\0" in location:  # bytes where it is no UTF-8
-            return None
-        folder = Path(os.path.realpath(self.path.parent))
-        place = Path(os.path.realpath(folder / location))
-        return place if place.is_relative_to(folder) else None
-
     def _external(self, tensor: Any, nbytes: int) -> bytes:
-        said, place = _said(tensor), self._place(tensor)
-        offset, length = _size(said.get("offset", "0")), _size(said.get("length", str(nbytes)))
-        if place is None or offset is None:
-            raise SourceError(
-                f"{self.path}: initialiser '{tensor.name}' lies at {said.get('location', '')!r:.200}, "
-                f"offset {said.get('offset', '0')!r:.40}, expected a file of the model's folder"
-            )
-        if length != nbytes:
-            raise SourceError(
-                f"{self.path}: initialiser '{tensor.name}' says {said['length']!r:.40} bytes, expected {nbytes:,}"
-            )
+        place, offset = external_place(tensor, self.path, nbytes)
         fd = open_for_reading(place)
         try:
             return read_at(fd, place, offset, nbytes)
@@ -206,26 +175,8 @@ class MatMulNBitsFile(PackedFile):
             os.close(fd)
 
 
-def _all_tensors(graph: Any) -> Iterator[Any]:
-    """Yield every tensor of a graph: initialisers, and what stands in nodes and their subgraphs."""
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            yield from (attribute.t, *attribute.tensors)
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _all_tensors(inner)
-
-
-def _said(tensor: Any) -> dict[Any, Any]:
-    """Return what a tensor says of its external data."""
-    return {item.key: item.value for item in tensor.external_data}
-
-
-def _size(text: Any) -> int | None:
-    """Return a number of bytes that is stated in decimal digits, or None where it is none that a file can have."""
-    if not isinstance(text, str) or not (text.isascii() and text.isdecimal()) or len(text) > _MOST_DIGITS:
-        return None
-    return int(text)
+def _is_packed(node: Any) -> bool:
+    return bool(node.op_type == OPERATOR and node.domain == DOMAIN)
 
 
 def fault_of_block(block: int) -> str | None:

@@ -15,14 +15,25 @@ from numpy.typing import NDArray
 
 from ..container_writer import ContainerWriter
 from ..errors import Qcs4wError, UsageError
-from ..files import check_folder, check_outside, check_target, replacing, replacing_folder, write_at, write_file
+from ..files import (
+    check_folder,
+    check_outside,
+    check_target,
+    copy_file,
+    replacing,
+    replacing_folder,
+    write_at,
+    write_file,
+)
+from ..json_file import read_json
 from ..metadata import PackedEntry, bias_name
+from ..onnx_model import onnx_package
 from ..packed import PackedLinear
 from ..safetensors_file import Planned, file_kind
 from ..safetensors_writer import SafetensorsWriter
 from ..weights import FLOAT_DTYPES, SourceTensor
 from . import compressed_tensors, matmul_nbits, pairs, q4gsw
-from .checkpoint import CONFIG, read_json
+from .checkpoint import CONFIG
 
 SCALE_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype("<f4"), "f16": np.dtype("<f2")}
 _SAFETENSORS_NAMES = {"f32": "F32", "f16": "F16"}
@@ -44,6 +55,8 @@ class Request:
         scale_dtype: a key of SCALE_DTYPES.
         block: columns to a block (ONNX only).
         explicit_zero_points: state the zero point 8 that is the default (ONNX only).
+        beside: files of the checkpoint, config.json excepted, that are copied where the target is one.
+        config: what config.json says.
     """
 
     entries: tuple[PackedEntry, ...]
@@ -53,6 +66,8 @@ class Request:
     scale_dtype: str = "f32"
     block: int = 32
     explicit_zero_points: bool = False
+    beside: tuple[Path, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def lone_biases(self) -> dict[str, NDArray[np.float32]]:
@@ -75,6 +90,7 @@ class Target(ABC):
     name: str
     scale_dtypes: tuple[str, ...] = ("f32",)
     holds_carried = False
+    holds_beside = False
     is_folder = False
 
     def __init__(self, request: Request):
@@ -104,13 +120,12 @@ class Target(ABC):
             OutputError: it cannot.
         """
         if self.is_folder:
-            check_folder(output, force=force, is_ours=self._is_ours, sources=sources)
+            check_folder(output, force=force, is_ours=self.is_ours, sources=sources)
         else:
             check_target(output, force=force, sources=sources)
         check_outside(output, sources)
 
-    @staticmethod
-    def _is_ours(folder: Path) -> bool:
+    def is_ours(self, folder: Path) -> bool:
         """Tell by its content whether a folder is what `open` has made, and nothing else."""
         return False
 
@@ -172,11 +187,12 @@ class Q4gswTarget(Target):
 
 
 class CompressedTensorsTarget(Target):
-    """A folder with model.safetensors in the layout pack-quantized, and config.json."""
+    """A folder with model.safetensors in the layout pack-quantized, config.json, and what else the checkpoint has."""
 
     name = "compressed-tensors"
     scale_dtypes = ("f32", "f16")
     holds_carried = True
+    holds_beside = True
     is_folder = True
     _WEIGHTS, _CONFIG = "model.safetensors", CONFIG
 
@@ -188,11 +204,12 @@ class CompressedTensorsTarget(Target):
         """Return qcs4w's packed bytes again."""
         return compressed_tensors.decode(entry, arrays)
 
-    @classmethod
-    def _is_ours(cls, folder: Path) -> bool:
+    def is_ours(self, folder: Path) -> bool:
+        """Tell by its config, whose part on the model is the one that is going to be written."""
+        names = {self._WEIGHTS, self._CONFIG, *(path.name for path in self.request.beside)}
         try:
-            return _holds_only(folder, {cls._WEIGHTS, cls._CONFIG}) and compressed_tensors.is_bare_config(
-                read_json(folder / cls._CONFIG)
+            return _holds_only(folder, names) and compressed_tensors.is_config_of(
+                read_json(folder / self._CONFIG), self.request.config
             )
         except Qcs4wError:
             return False
@@ -203,12 +220,14 @@ class CompressedTensorsTarget(Target):
         request = self.request
         dtype = _SAFETENSORS_NAMES[request.scale_dtype]
         planned = [tensor for entry in request.entries for tensor in compressed_tensors.plan(entry, dtype)]
-        config = {"quantization_config": compressed_tensors.config(_linear_modules(request.carried))}
+        said = {"quantization_config": compressed_tensors.config(_linear_modules(request.carried))}
         metadata = {"format": "pt", **request.metadata}  # transformers asks for the format
-        with replacing_folder(output, force=force, is_ours=self._is_ours, sources=sources) as folder:
+        with replacing_folder(output, force=force, is_ours=self.is_ours, sources=sources) as folder:
             with _safetensors(folder / self._WEIGHTS, planned, request, metadata, False, ()) as put:
                 yield put
-            write_file(folder / self._CONFIG, _json_bytes(config))
+            write_file(folder / self._CONFIG, _json_bytes({**request.config, **said}))
+            for path in request.beside:
+                copy_file(path, folder / path.name)
 
 
 class PairsTarget(Target):
@@ -227,8 +246,8 @@ class PairsTarget(Target):
         """Return the packed bytes."""
         return arrays["packed"]
 
-    @staticmethod
-    def _is_ours(folder: Path) -> bool:
+    def is_ours(self, folder: Path) -> bool:
+        """Tell by its index, which names every file."""
         try:
             with pairs.PairsFolder(folder) as there:
                 return _holds_only(folder, {file.name for file in there.files if file != folder})
@@ -239,7 +258,7 @@ class PairsTarget(Target):
     def open(self, output: Path, *, force: bool, sources: tuple[Path, ...]) -> Iterator[Put]:
         """Open the folder."""
         described: list[dict[str, Any]] = []
-        with replacing_folder(output, force=force, is_ours=self._is_ours, sources=sources) as folder:
+        with replacing_folder(output, force=force, is_ours=self.is_ours, sources=sources) as folder:
 
             def put(entry: PackedEntry, arrays: Arrays) -> None:
                 files = self._files(entry)
@@ -278,7 +297,7 @@ class OnnxTarget(Target):
         super().__init__(request)
         if fault := matmul_nbits.fault_of_block(request.block):
             raise UsageError(f"the block is {request.block}: {fault}")
-        self._onnx = matmul_nbits.onnx_package()
+        self._onnx = onnx_package()
 
     def encode(self, entry: PackedEntry, weight: PackedLinear, scales: NDArray[Any]) -> Arrays:
         """Return the node's inputs."""

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from .._version import __version__
 from ..arrays import npy_bytes
 from ..errors import ContainerError
+from ..json_file import read_json
 from ..metadata import PackedEntry
 from ..nibbles import EVEN_HIGH, OFFSET, packed_width
 from ..npy_file import open_npy
 from ..packed_file import PackedFile
 from ..safetensors_file import file_kind, open_for_reading, read_at
-from .checkpoint import read_json
 
 INDEX = "qcs4w.json"
 VERSION = 1
