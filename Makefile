@@ -12,7 +12,7 @@ KERNEL_TESTS := $(addprefix tests/test_,linear.py dispatcher.py conformance.py e
 INSTALLED := .installed
 $(shell [ -x "$(VENV)/bin/qcs4w" ] && [ "$$(cat $(INSTALLED) 2>/dev/null)" = "$(VENV)" ] || rm -f $(INSTALLED))
 
-.PHONY: help demo test test-kernels test-all witness browser conformance mutants faults lint types format build install adapter chromium clean bench-find bench-pack bench-verify
+.PHONY: help demo test test-kernels test-all witness browser conformance mutants faults lint types format build install adapter chromium clean bench-find bench-kernels bench-pack bench-verify
 
 help:
 	@echo "make demo      pack, run and verify the weights of a real model"
@@ -23,6 +23,7 @@ help:
 	@echo "make conformance   every kernel on wgpu, Dawn and Chromium, on two software drivers; CHECK=1 changes no file"
 	@echo "make mutants   sweep every seeded fault of the kernels and the packer, and print the score (minutes)"
 	@echo "make faults    name every usual fault, and every pair of them, on 100 random trials each"
+	@echo "make bench-kernels  the kernels' speed on this adapter, beside its ceilings; ENGINE=dawn, SHAPES=1x4096x4096"
 	@echo "make bench-verify  how long a batch of verify takes beside a bare loop; TENSORS=2000"
 	@echo "make test-all  all of these"
 	@echo "make lint      ruff     make types   mypy     make format   ruff format"
@@ -70,6 +71,9 @@ browser: adapter chromium
 
 conformance: adapter chromium
 	"$(VENV)/bin/python" tests/matrix.py $(if $(CHECK),--check)
+
+bench-kernels: adapter
+	@"$(VENV)/bin/python" tests/bench_kernels.py $(if $(ENGINE),--engine $(ENGINE)) $(if $(SHAPES),--shapes $(SHAPES))
 
 bench-verify: adapter
 	@"$(VENV)/bin/python" tests/bench_verify.py $(if $(TENSORS),--tensors $(TENSORS))

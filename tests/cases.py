@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qcs4w_gpu import Gpu, Kernel, Plan, plan_linear
-from qcs4w_gpu.linear import POISON
+from qcs4w_gpu import FAST_KERNELS, LINEAR_KERNELS, Gpu, Kernel, Plan, plan_linear
+from qcs4w_gpu.linear import POISON, pad_columns
 from qcs4w_packer import PackedLinear
 from qcs4w_packer.nibbles import PAD_BYTE, pack_codes
+
+#: Every kernel of the linear that any device can run.
+KERNELS = (*LINEAR_KERNELS, *FAST_KERNELS)
 
 #: One, a few, primes, powers of two and their neighbours; odd K has a pad nibble, and byte counts miss multiples of 4.
 ROWS = (1, 2, 3, 5, 17, 65)
@@ -91,7 +94,12 @@ def run_with_limits(
     padded[:, : packed.packed.shape[1]] = packed.packed
     count = rows * out_features
     out = gpu.upload(np.full(count + 256, POISON))
-    buffers = {0: out, 1: gpu.upload(x), 2: gpu.upload(padded), 3: gpu.upload(packed.scales)}
+    buffers = {
+        0: out,
+        1: gpu.upload(pad_columns(x, plan.x_stride)),
+        2: gpu.upload(padded),
+        3: gpu.upload(packed.scales),
+    }
     gpu.dispatch(kernel, buffers, plan.sizes, plan.grid)
     words = gpu.read(out)
     for buffer in buffers.values():

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from cases import ROWS, WEBGPU_LIMITS, exact_case, shapes
+from cases import KERNELS, ROWS, WEBGPU_LIMITS, exact_case, shapes
 from numpy.typing import NDArray
 
-from qcs4w_gpu import LINEAR_KERNELS, Kernel, plan_linear, read_kernel, shipped_kernel
+from qcs4w_gpu import Kernel, plan_linear, read_kernel, shipped_kernel
 from qcs4w_gpu.judge import reference
-from qcs4w_gpu.linear import POISON, _pad_rows
+from qcs4w_gpu.linear import POISON, _pad_rows, pad_columns
 from qcs4w_gpu.plan import Plan, row_stride
 from qcs4w_packer import PackedLinear
 from qcs4w_packer.rowpack import pack_weight
@@ -56,7 +56,7 @@ def matrix_cases() -> tuple[Case, ...]:
 
 
 def _kernels() -> list[Kernel]:
-    return [*(shipped_kernel(name) for name in LINEAR_KERNELS), read_kernel(EXAMPLE)]
+    return [*(shipped_kernel(name) for name in KERNELS), read_kernel(EXAMPLE)]
 
 
 def _linear(kernel: Kernel) -> Iterator[Case]:
@@ -90,7 +90,11 @@ def _case(
     plan = plan_linear(
         len(x), packed.out_features, packed.in_features, kernel=kernel, stride=stride, limits=WEBGPU_LIMITS
     )
-    buffers = {1: words(x), 2: words(_pad_rows(packed.packed, stride)), 3: words(packed.scales)}
+    buffers = {
+        1: words(pad_columns(x, plan.x_stride)),
+        2: words(_pad_rows(packed.packed, stride)),
+        3: words(packed.scales),
+    }
     return _planned(plan, kind, buffers, wanted, bound)
 
 

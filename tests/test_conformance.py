@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cases import WEBGPU_LIMITS, edited, open_gpu, with_subgroups
 
-from qcs4w_gpu import Gpu, KernelError, parse_kernel, read_kernel, shipped_kernel
+from qcs4w_gpu import TINT_KERNELS, Gpu, KernelError, parse_kernel, read_kernel, shipped_kernel
 from qcs4w_gpu.device import describe_adapter
 from qcs4w_gpu.kernel import Kernel
 from qcs4w_gpu.webgpu import engine
@@ -85,10 +85,17 @@ def test_tint_takes_every_shader(tint: Compile, path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("path", SHADERS, ids=str)
+@pytest.mark.parametrize("path", [path for path in SHADERS if path.stem not in TINT_KERNELS], ids=str)
 def test_naga_takes_every_shader(naga: Compile, path: Path) -> None:
-    """The compiler of wgpu takes each file with WebGPU's default limits."""
+    """The compiler of wgpu takes each file with default limits, but for those that are meant for Tint alone."""
     naga(read_kernel(ROOT / path))
+
+
+def test_what_naga_does_not_take_says_so() -> None:
+    """Only what enables subgroup matrices, or f16 for them, or mends what they do, is left to Tint alone."""
+    for name in TINT_KERNELS:
+        source = shipped_kernel(name).source
+        assert "subgroup_matrix" in source or "linear_matrix" in source
 
 
 def test_tint_takes_what_a_kernel_enables(tint: Compile) -> None:

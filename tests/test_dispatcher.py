@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cases import ENGINE, WEBGPU_LIMITS, edited, open_gpu
+from cases import ENGINE, KERNELS, WEBGPU_LIMITS, edited, open_gpu
 
 from qcs4w_gpu import (
-    LINEAR_KERNELS,
     DeviceLostError,
     Gpu,
     GpuError,
@@ -287,7 +286,7 @@ def test_limits_beyond_the_adapter_are_refused(limits: dict[str, int]) -> None:
 def test_no_kernel_needs_more_than_default_limits() -> None:
     """Every shipped kernel compiles on a device with WebGPU's default limits."""
     with open_gpu(limits=WEBGPU_LIMITS) as small:
-        for name in (*LINEAR_KERNELS, "bias_add", "probe_rounding"):
+        for name in (*KERNELS, "bias_add", "probe_rounding", "split_sum", "bench_copy", "bench_fma"):
             kernel = shipped_kernel(name)
             made = {index: small.empty(64) for index in kernel.bindings if index != 4}
             small.dispatch(kernel, made, ONE, (1, 1))

@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import SMALL_SHAPES, WEBGPU_LIMITS, exact_case, open_gpu, with_subgroups
+from cases import KERNELS, SMALL_SHAPES, WEBGPU_LIMITS, exact_case, open_gpu, with_subgroups
 from chromium import swiftshader_icd
 from command_line import CommandLine, process
 
 from qcs4w_cli.options import ENGINES as OFFERED
-from qcs4w_gpu import LINEAR_KERNELS, Gpu, GpuError, KernelError, Linear, NoAdapterError, parse_kernel, shipped_kernel
+from qcs4w_gpu import Gpu, GpuError, KernelError, Linear, NoAdapterError, parse_kernel, shipped_kernel
 from qcs4w_gpu.device import choose_adapter, list_adapters
 from qcs4w_gpu.errors import DeviceLostError, MissingEngineError
 from qcs4w_gpu.native_stderr import captured_stderr
@@ -140,7 +140,7 @@ def test_every_kernel_gets_by_with_less(gpu: Gpu, less: dict[str, Any]) -> None:
         assert {name: lean.limits[name] for name in less.get("limits", ())} == less.get("limits", {})
         for shape in SMALL_SHAPES:
             packed, x, y = exact_case(*shape)
-            for kernel in (None, *(shipped_kernel(name) for name in LINEAR_KERNELS)):
+            for kernel in (None, *(shipped_kernel(name) for name in KERNELS)):
                 with Linear(lean, packed, kernel=kernel) as linear:
                     np.testing.assert_array_equal(linear.run(x).y, y)
 

@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
-from cases import edited
+from cases import KERNELS, edited
 
 import qcs4w_gpu
-from qcs4w_gpu import LINEAR_KERNELS, KernelError, parse_kernel, read_kernel, shipped_kernel
+from qcs4w_gpu import TINT_KERNELS, KernelError, parse_kernel, read_kernel, shipped_kernel
 from qcs4w_gpu.kernel import check_linear
 
-SHIPPED = (*LINEAR_KERNELS, "bias_add", "probe_rounding")
+SHIPPED = (*KERNELS, *TINT_KERNELS, "bias_add", "probe_rounding", "split_sum", "bench_copy", "bench_fma")
 
 SMALL = """//! grid = ceil(M * N / WORKGROUP)
 @group(0) @binding(0) var<storage, read_write> y: array<f32>;
@@ -287,7 +287,7 @@ def test_the_linear_contract_is_checked(old: str, new: str) -> None:
     assert "scales" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", LINEAR_KERNELS)
+@pytest.mark.parametrize("name", [*KERNELS, "linear_matrix"])
 def test_shipped_kernels_keep_the_contract(name: str) -> None:
     """Our own kernels pass the check that a user's has to pass."""
     check_linear(shipped_kernel(name))

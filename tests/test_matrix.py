@@ -7,9 +7,10 @@ from typing import Any
 import matrix
 import numpy as np
 import pytest
+from cases import KERNELS
 from matrix_cases import GUARD_WORDS, Case, _bias, _exact, _linear, _probe
 
-from qcs4w_gpu import LINEAR_KERNELS, Gpu, shipped_kernel
+from qcs4w_gpu import Gpu, shipped_kernel
 from qcs4w_gpu.linear import POISON
 
 
@@ -85,7 +86,7 @@ def test_every_kernel_is_in_the_table() -> None:
     text = matrix.README.read_text("utf-8")
     marked = matrix.MARKED.search(text)
     assert marked
-    for name in (*LINEAR_KERNELS, "bias_add", "probe_rounding", "my_kernel"):
+    for name in (*KERNELS, "bias_add", "probe_rounding", "my_kernel"):
         assert f"| `{name}` |" in marked[0], f"{name}: make conformance writes the table"
     assert "FAILS" not in marked[0]
     for cell in matrix.CELLS:

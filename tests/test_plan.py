@@ -10,8 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qcs4w_gpu.plan
-from qcs4w_gpu import LINEAR_KERNELS, KernelError, LimitError, choose_kernel, parse_kernel, plan_linear, shipped_kernel
-from qcs4w_gpu.plan import fold_grid, row_stride
+from qcs4w_gpu import (
+    FAST_KERNELS,
+    LINEAR_KERNELS,
+    Facts,
+    KernelError,
+    LimitError,
+    Precision,
+    PrecisionError,
+    choose_kernel,
+    parse_kernel,
+    plan_linear,
+    shipped_kernel,
+)
+from qcs4w_gpu.plan import BRANCHES, fold_grid, row_stride
 
 NAIVE = shipped_kernel("linear_naive")
 TILED = shipped_kernel("linear_tiled")
@@ -119,26 +131,85 @@ def test_a_kernel_with_too_few_workgroups_is_refused() -> None:
         plan_linear(1, 8, 8, kernel=kernel, stride=4, limits=WEBGPU_LIMITS)
 
 
+SOFTWARE = Facts(is_software=True, has_matrices=False, limits=WEBGPU_LIMITS)
+GPU = Facts(is_software=False, has_matrices=False, limits=WEBGPU_LIMITS)
+TENSOR_CORES = Facts(is_software=False, has_matrices=True, limits=WEBGPU_LIMITS | LARGE)
+SHORT_OF_MEMORY = Facts(is_software=False, has_matrices=True, limits=WEBGPU_LIMITS)
+
+#: Device, M, N, K, precision, and the kernel, the parts of K and the branch that are to be chosen.
+CHOICES = [
+    (SOFTWARE, 1, 5, 1, "f32", "linear_naive", 1, "software short"),
+    (SOFTWARE, 11, 5, 1023, "f32", "linear_naive", 1, "software short"),
+    (SOFTWARE, 1, 5, 1024, "f32", "linear_gemv", 1, "software few"),
+    (SOFTWARE, 11, 5, 28_672, "f32", "linear_gemv", 1, "software few"),
+    (SOFTWARE, 12, 5, 1, "f32", "linear_tiled", 1, "software many"),
+    (SOFTWARE, 10_000, 5, 65_535, "f32", "linear_tiled", 1, "software many"),
+    (SOFTWARE, 10_000, 5, 65_536, "f32", "linear_gemv", 1, "software long"),
+    (GPU, 2, 4096, 1023, "f32", "linear_naive", 1, "short"),
+    (GPU, 1, 28_672, 8192, "f32", "linear_decode", 1, "decode"),
+    (GPU, 2, 5, 1024, "f32", "linear_decode", 1, "decode"),
+    (GPU, 3, 28_672, 8192, "f32", "linear_few4", 1, "few4"),
+    (GPU, 4, 4096, 4096, "f32", "linear_few4", 4, "few split"),
+    (GPU, 5, 28_672, 8192, "f32", "linear_few8", 1, "few8"),
+    (GPU, 40, 64, 64, "f32", "linear_few8", 1, "few8"),
+    (GPU, 16, 4096, 4096, "f32", "linear_few8", 4, "few split"),
+    (GPU, 8, 64, 1 << 20, "f32", "linear_few8", 8, "few split"),
+    (GPU, 41, 64, 2047, "f32", "linear_prefill", 1, "prefill"),
+    (GPU, 2048, 8192, 8192, "f32", "linear_prefill", 1, "prefill"),
+    (GPU, 128, 8192, 8192, "f32", "linear_prefill", 4, "prefill split"),
+    (TENSOR_CORES, 1, 28_672, 8192, "f32", "linear_decode", 1, "decode"),
+    (TENSOR_CORES, 47, 8192, 8192, "f32", "linear_prefill", 4, "prefill split"),
+    (TENSOR_CORES, 48, 8192, 8192, "f32", "linear_matrix", 8, "matrix split"),
+    (TENSOR_CORES, 128, 8192, 8192, "f32", "linear_matrix", 4, "matrix split"),
+    (TENSOR_CORES, 48, 8192, 63, "f32", "linear_prefill", 1, "prefill"),
+    (TENSOR_CORES, 2048, 8192, 8192, "f32", "linear_matrix", 1, "matrix"),
+    (TENSOR_CORES, 2048, 8192, 8192, "f16", "linear_matrix", 1, "matrix f16"),
+    (TENSOR_CORES, 1, 64, 4096, "f16", "linear_matrix", 4, "matrix f16"),
+    (SHORT_OF_MEMORY, 2048, 16_384, 8192, "f32", "linear_prefill", 1, "prefill"),
+]
+
+
 @pytest.mark.parametrize(
-    ("rows", "in_features", "name"),
-    [
-        (1, 1, "linear_naive"),
-        (11, 1023, "linear_naive"),
-        (1, 1024, "linear_gemv"),
-        (11, 28_672, "linear_gemv"),
-        (12, 1, "linear_tiled"),
-        (10_000, 65_535, "linear_tiled"),
-        (10_000, 65_536, "linear_gemv"),
-    ],
+    ("facts", "rows", "out_features", "in_features", "precision", "name", "splits", "branch"), CHOICES
 )
-def test_a_kernel_is_chosen_by_rows_and_columns(rows: int, in_features: int, name: str) -> None:
-    """Few short rows go to the naive kernel, few long or very long ones to the GEMV, many to the tiles."""
-    assert choose_kernel(rows, in_features).name == name
+def test_a_kernel_is_chosen_by_shape_device_and_precision(
+    facts: Facts,
+    rows: int,
+    out_features: int,
+    in_features: int,
+    precision: Precision,
+    name: str,
+    splits: int,
+    branch: str,
+) -> None:
+    """Each side of every border goes to the kernel that is meant for it, and the choice says why."""
+    choice = choose_kernel(rows, out_features, in_features, facts, precision=precision)
+    assert (choice.kernel.name, choice.kernel.constants.get("SPLITS", 1), choice.branch) == (name, splits, branch)
+    assert choice.reason
+    assert ("in 4 parts" in choice.reason) == (splits == 4)
 
 
-def test_every_kernel_is_chosen_for_something() -> None:
-    """No kernel is shipped that nothing runs."""
-    assert {choose_kernel(m, k).name for m in (1, 64) for k in (64, 4096)} == set(LINEAR_KERNELS)
+def test_every_branch_is_exercised() -> None:
+    """No rule of the plan goes untested, and no kernel is shipped that no rule chooses."""
+    assert {branch for *_, branch in CHOICES} == set(BRANCHES)
+    assert {name for *_, name, _, _ in CHOICES} == {*LINEAR_KERNELS, *FAST_KERNELS, "linear_matrix"}
+
+
+@pytest.mark.parametrize("facts", [SOFTWARE, GPU, replace(SHORT_OF_MEMORY, has_matrices=False)])
+def test_a_precision_beyond_the_device_is_refused(facts: Facts) -> None:
+    """f16 without subgroup matrices, or without memory for what they read, is an error that says what would do."""
+    with pytest.raises(PrecisionError, match="precision f16 needs a device with subgroup matrices") as caught:
+        choose_kernel(128, 8192, 8192, facts, precision="f16")
+    assert caught.value.hint
+    with pytest.raises(PrecisionError):
+        choose_kernel(128, 16_384, 8192, SHORT_OF_MEMORY, precision="f16")
+
+
+def test_a_split_needs_room_for_its_sums() -> None:
+    """Parts of K that are summed apart count against the buffer limits, and are named."""
+    kernel = shipped_kernel("linear_prefill", SPLITS=8)
+    with pytest.raises(LimitError, match=r"sums .M 4096 × N 4096 × 8 parts of K in float32. needs 536,870,912 bytes"):
+        plan_linear(4096, 4096, 64, kernel=kernel, stride=32, limits=WEBGPU_LIMITS)
 
 
 @given(st.integers(1, 100_000), st.integers(1, 512))

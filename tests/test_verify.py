@@ -5,11 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cases import edited, packed_of, random_codes
+from cases import KERNELS, edited, packed_of, random_codes
 from mutants import MUTANTS, NAIVE_CODE, Mutant
 
 from qcs4w_gpu import (
-    LINEAR_KERNELS,
     DomainError,
     Gpu,
     Verdict,
@@ -60,7 +59,7 @@ def test_every_seeded_fault_is_caught(gpu: Gpu, mutant: Mutant) -> None:
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (5, 3), (37, 67), (129, 64)], ids=str)
 @pytest.mark.parametrize("rows", [1, 4, 8, 33])
-@pytest.mark.parametrize("name", [None, *LINEAR_KERNELS])
+@pytest.mark.parametrize("name", [None, *KERNELS])
 def test_right_kernels_pass(gpu: Gpu, name: str | None, rows: int, shape: tuple[int, int]) -> None:
     """Our kernels pass both probes at any shape, with nothing to warn of and no cause."""
     kernel = None if name is None else shipped_kernel(name)
@@ -68,24 +67,26 @@ def test_right_kernels_pass(gpu: Gpu, name: str | None, rows: int, shape: tuple[
     assert verdict.status == "pass"
     assert (verdict.causes, verdict.warnings, verdict.source) == ((), (), None)
     assert verdict.rows == rows
-    assert verdict.kernel == (kernel or choose_kernel(rows, shape[1])).name
+    assert verdict.kernel == (kernel or choose_kernel(rows, *shape, gpu.facts).kernel).name
     assert verdict.bounded.elements == rows * shape[0]
     assert verdict.exact.elements == max(4, rows) * shape[0]
     assert verdict.exact.worst.error == 0
 
 
 def test_both_probes_judge_the_kernel_that_is_chosen(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the rows choose the tiled kernel, the exact probe runs it too."""
+    """Where the rows choose a kernel for many of them, the exact probe runs it too."""
     ran = []
-    dispatch = gpu.dispatch
+    step = gpu.step
 
     def record(kernel, *given):  # type: ignore[no-untyped-def]
         ran.append(kernel.name)
-        return dispatch(kernel, *given)
+        return step(kernel, *given)
 
-    monkeypatch.setattr(gpu, "dispatch", record)
+    monkeypatch.setattr(gpu, "step", record)
     verify(gpu, pack_weight(random_weight(3, 9)), rows=65, rounding_factor=1)
-    assert ran == ["linear_tiled", "linear_tiled"]
+    chosen = choose_kernel(65, 3, 9, gpu.facts).kernel.name
+    assert chosen != choose_kernel(4, 3, 9, gpu.facts).kernel.name
+    assert [name for name in ran if name.startswith("linear_")] == [chosen, chosen]
 
 
 def test_one_wrong_code_of_8192_is_seen_by_the_exact_probe_alone(gpu: Gpu) -> None:

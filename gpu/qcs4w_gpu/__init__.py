@@ -5,7 +5,7 @@ Knows neither the command line nor the terminal. Public names are listed here on
 
 from .causes import Cause
 from .device import Adapter, choose_adapter, list_adapters
-from .dispatcher import Gpu, Watchdog
+from .dispatcher import Gpu, Step, Watchdog
 from .errors import (
     DeviceLostError,
     DomainError,
@@ -16,23 +16,38 @@ from .errors import (
     MissingEngineError,
     NoAdapterError,
     NotReachedError,
+    PrecisionError,
 )
 from .foreign import judge_output
 from .judge import Comparison, compare, oracle, reference
-from .kernel import LINEAR_KERNELS, Kernel, KernelSettings, parse_kernel, read_kernel, shipped_kernel
-from .linear import Linear, Run, Timing
-from .plan import Plan, choose_kernel, plan_linear
+from .kernel import (
+    FAST_KERNELS,
+    LINEAR_KERNELS,
+    TINT_KERNELS,
+    Kernel,
+    KernelSettings,
+    parse_kernel,
+    read_kernel,
+    shipped_kernel,
+)
+from .linear import Linear, Prepared, Run, Timing
+from .plan import PRECISIONS, Choice, Facts, Plan, Precision, choose_kernel, plan_linear
 from .vector_files import write_vectors
 from .vectors import Vector, make_vector
 from .verify import SourceCheck, Verdict, check_source, verify
 
 __all__ = [
+    "FAST_KERNELS",
     "LINEAR_KERNELS",
+    "PRECISIONS",
+    "TINT_KERNELS",
     "Adapter",
     "Cause",
+    "Choice",
     "Comparison",
     "DeviceLostError",
     "DomainError",
+    "Facts",
     "Gpu",
     "GpuError",
     "Kernel",
@@ -45,8 +60,12 @@ __all__ = [
     "NoAdapterError",
     "NotReachedError",
     "Plan",
+    "Precision",
+    "PrecisionError",
+    "Prepared",
     "Run",
     "SourceCheck",
+    "Step",
     "Timing",
     "Vector",
     "Verdict",

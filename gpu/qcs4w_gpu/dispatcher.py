@@ -7,7 +7,7 @@ import struct
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,10 @@ from . import webgpu
 from .device import Adapter, choose_adapter, list_adapters
 from .errors import DeviceLostError, GpuError, KernelError, LimitError
 from .kernel import PARAMS_BINDING, Kernel
+from .plan import Facts
 
 # Asked for where the adapter has them: a clock, and what a kernel may enable.
-_USEFUL_FEATURES = ("timestamp-query", "shader-f16", "subgroups")
+_USEFUL_FEATURES = ("timestamp-query", "shader-f16", "subgroups", "chromium-experimental-subgroup-matrix")
 # One large write measured at half the speed of 32 MiB pieces.
 _UPLOAD_BYTES = 32 << 20
 
@@ -72,6 +73,33 @@ class Buffer(Closing):
             self.handle = None
 
 
+@dataclass(eq=False)
+class Step(Closing):
+    """A dispatch made ready on a device: see `Gpu.step`.
+
+    Attributes:
+        where: what it is, for messages.
+        pipeline, group, params: the implementation's own objects.
+        grid: workgroups along x and y.
+        buffers: that it reads and writes.
+        owner: the device.
+    """
+
+    where: str
+    pipeline: Any
+    group: Any
+    params: Any
+    grid: tuple[int, int]
+    buffers: tuple[Buffer, ...]
+    owner: "Gpu"
+
+    def close(self) -> None:
+        """Give its Params back; a second time does nothing. It must not be run any more."""
+        if self.params is not None:
+            self.params.destroy()
+            self.params = None
+
+
 class Gpu(Closing):
     """A WebGPU device. Use it as a context manager.
 
@@ -81,6 +109,7 @@ class Gpu(Closing):
         reason: why that adapter was taken, for people.
         limits: of the device, by WebGPU's names with dashes.
         features: of the device, by WebGPU's names.
+        facts: what a choice of kernel depends on.
         watchdog: watches every dispatch; None for none.
 
     Args:
@@ -129,25 +158,22 @@ class Gpu(Closing):
             )
         self.limits: dict[str, int] = dict(self._device.limits)
         self.features = self.engine.webgpu_features(self._device.features)
+        needed = {"chromium-experimental-subgroup-matrix", "shader-f16", "subgroups"}
+        has_matrices = needed <= self.features and self.engine.has_matrices(self.adapter.handle)
+        self.facts = Facts(self.adapter.is_software, has_matrices, self.limits)
         self._flags = self.engine.api.BufferUsage
         self._pipelines: dict[tuple[Any, ...], tuple[Any, Any]] = {}
         self._fence = self._device.create_buffer(size=4, usage=self._flags.COPY_SRC)
-        self._clock: tuple[Any, Any, float] | None = None
+        self._clocks: dict[int, tuple[Any, Any, float]] = {}
         # The driver sets itself up at the first use, which is no part of anybody's upload.
         self.upload(np.zeros(1, np.float32)).close()
         self.finish()
-        if "timestamp-query" in self.features:
-            self._clock = (
-                self._device.create_query_set(type="timestamp", count=2),
-                self._device.create_buffer(size=16, usage=self._flags.QUERY_RESOLVE | self._flags.COPY_SRC),
-                self.engine.timestamp_period_ns(self._device.queue),
-            )
 
     def close(self) -> None:
         """Give the device back, with all buffers on it; a second time does nothing."""
         self._closed = True
         self._pipelines.clear()
-        self._clock = None
+        self._clocks.clear()
         self._device.destroy()
 
     def empty(self, nbytes: int, *, label: str = "buffer") -> Buffer:
@@ -216,23 +242,20 @@ class Gpu(Closing):
             KernelError: it does not compile, asks for more than the device has, or for a buffer that is not given.
             DeviceLostError, GpuError: the driver's own words, with kernel, sizes and adapter.
         """
-        where = f"kernel '{kernel.name}' ({', '.join(f'{k} {v}' for k, v in sizes.items())})"
+        with self.step(kernel, buffers, sizes, grid) as step:
+            return self.run([[step]])[0]
+
+    def step(
+        self, kernel: Kernel, buffers: Mapping[int, Buffer], sizes: Mapping[str, int], grid: tuple[int, int]
+    ) -> "Step":
+        """Make a dispatch ready, to be run as often as one likes; arguments and errors as for `dispatch`."""
         missing = sorted(kernel.bindings.keys() - buffers.keys() - {PARAMS_BINDING})
         if missing:
             raise KernelError(f"kernel '{kernel.name}' has a binding {missing[0]} that no buffer is given for")
         bound = {index: (self._handle(buffer), buffer.nbytes) for index, buffer in buffers.items()}
-        with self.watchdog.watching(where) if self.watchdog else contextlib.nullcontext():
-            return self._dispatch(kernel, bound, sizes, grid, where)
-
-    def _dispatch(
-        self,
-        kernel: Kernel,
-        bound: dict[int, tuple[Any, int]],
-        sizes: Mapping[str, int],
-        grid: tuple[int, int],
-        where: str,
-    ) -> float | None:
-        pipeline, layout = self._pipeline(kernel)
+        where = f"kernel '{kernel.name}' ({', '.join(f'{k} {v}' for k, v in sizes.items())})"
+        with self._watching(where):
+            pipeline, layout = self._pipeline(kernel)
         with self._reporting(where):
             params = self._device.create_buffer(size=16, usage=self._flags.UNIFORM | self._flags.COPY_DST)
             words = struct.pack("<4I", *(sizes[name] for name in ("M", "N", "K", "K_packed")))
@@ -245,27 +268,65 @@ class Gpu(Closing):
                     for i in kernel.bindings
                 ],
             )
+        return Step(where, pipeline, group, params, grid, tuple(buffers.values()), self)
+
+    def run(self, passes: Sequence[Sequence["Step"]]) -> list[float | None]:
+        """Run passes of steps in one submission, one after another, and wait for them.
+
+        Args:
+            passes: each a line of steps; what one writes, the next may read.
+
+        Returns:
+            The time of each pass on the GPU in milliseconds by its own clock, or None where it has none.
+
+        Raises:
+            DeviceLostError, GpuError: the driver's own words, with kernel, sizes and adapter.
+        """
+        where = "; ".join(dict.fromkeys(step.where for steps in passes for step in steps))
+        for step in (step for steps in passes for step in steps):
+            if step.owner is not self:
+                raise GpuError(f"{step.where} belongs to another device")
+            for buffer in step.buffers:
+                self._handle(buffer)
+        with self._watching(where), self._reporting(where):
+            clock = self._clock_of(len(passes)) if "timestamp-query" in self.features else None
             encoder = self._device.create_command_encoder()
-            stamps = None
-            if self._clock:
-                stamps = {
-                    "query_set": self._clock[0],
-                    "beginning_of_pass_write_index": 0,
-                    "end_of_pass_write_index": 1,
-                }
-            compute = encoder.begin_compute_pass(timestamp_writes=stamps)
-            compute.set_pipeline(pipeline)
-            compute.set_bind_group(0, group)
-            compute.dispatch_workgroups(*grid, 1)
-            compute.end()
-            if self._clock:
-                encoder.resolve_query_set(self._clock[0], 0, 2, self._clock[1], 0)
+            for index, steps in enumerate(passes):
+                stamps = None
+                if clock:
+                    stamps = {
+                        "query_set": clock[0],
+                        "beginning_of_pass_write_index": 2 * index,
+                        "end_of_pass_write_index": 2 * index + 1,
+                    }
+                compute = encoder.begin_compute_pass(timestamp_writes=stamps)
+                for step in steps:
+                    compute.set_pipeline(step.pipeline)
+                    compute.set_bind_group(0, step.group)
+                    compute.dispatch_workgroups(*step.grid, 1)
+                compute.end()
+            if clock:
+                encoder.resolve_query_set(clock[0], 0, 2 * len(passes), clock[1], 0)
             self._device.queue.submit([encoder.finish()])
-            if not self._clock:
+            if not clock:
                 self._device.queue.read_buffer(self._fence)
-                return None
-            begin, end = np.frombuffer(self._device.queue.read_buffer(self._clock[1]), np.uint64)
-            return float(int(end) - int(begin)) * self._clock[2] / 1e6 if end > begin else None
+                return [None] * len(passes)
+            ticks = np.frombuffer(self._device.queue.read_buffer(clock[1]), np.uint64).reshape(-1, 2)
+            return [float(int(end) - int(begin)) * clock[2] / 1e6 if end > begin else None for begin, end in ticks]
+
+    def _watching(self, where: str) -> contextlib.AbstractContextManager[None]:
+        """Let the watchdog, if there is one, watch a block."""
+        return self.watchdog.watching(where) if self.watchdog else contextlib.nullcontext()
+
+    def _clock_of(self, passes: int) -> tuple[Any, Any, float]:
+        """Return the queries for a number of passes, the buffer that they end in, and nanoseconds per tick."""
+        if passes not in self._clocks:
+            self._clocks[passes] = (
+                self._device.create_query_set(type="timestamp", count=2 * passes),
+                self._device.create_buffer(size=16 * passes, usage=self._flags.QUERY_RESOLVE | self._flags.COPY_SRC),
+                self.engine.timestamp_period_ns(self._device.queue),
+            )
+        return self._clocks[passes]
 
     def compile(self, kernel: Kernel) -> None:
         """Compile a kernel, as its first dispatch would.

@@ -27,6 +27,12 @@ class LimitError(GpuError):
     code = "limit"
 
 
+class PrecisionError(GpuError):
+    """Raised when a precision is asked for that the device cannot give."""
+
+    code = "precision"
+
+
 class KernelError(GpuError):
     """Raised when a kernel file does not keep the contract, or does not compile."""
 

@@ -23,6 +23,10 @@ overflow.
 A bias b may be added anywhere in the sum: it is one more term, so that K + 3 stands for K + 2 and Σ|x_k·ŵ_k| + |b| for
 the sum, with two more results that may be flushed. A y stored in a narrower type is rounded once more: see
 `stored_bound`.
+
+A kernel of precision "f16" first multiplies a row by a power of two that brings its largest |x_k| into [2¹⁴, 2¹⁵), and
+rounds it to f16, to either neighbour: off by 2⁻¹⁰·|x_k|, or by 2⁻²⁴ / 2¹⁴ of the row's largest where it becomes
+subnormal. That adds 2⁻¹⁰·Σ|x_k·ŵ_k| + 2⁻³⁸·max|x|·Σ|ŵ_k|.
 """
 
 import math
@@ -44,6 +48,8 @@ if TYPE_CHECKING:
 
 UNIT = 2.0**-24
 TINY = 2.0**-126
+HALF_UNIT = 2.0**-10
+HALF_TINY = 2.0**-38
 
 #: Up to this K every sum of the exact probe stays below 2²⁴, so that float32 has no rounding to do.
 EXACT_WINDOW = 524_288
@@ -150,6 +156,7 @@ def reference(
     *,
     rounding_factor: int = 1,
     bias: NDArray[np.floating] | None = None,
+    half: bool = False,
 ) -> Reference:
     """Return x · Ŵᵀ (+ bias) in float64 with its bound.
 
@@ -158,6 +165,7 @@ def reference(
         x: float32, shape (M, K), finite.
         rounding_factor: c, 1 or 2.
         bias: floats, shape (N,), where y has one in it.
+        half: a kernel may round x to f16, as precision "f16" does.
 
     Raises:
         DomainError: an intermediate could overflow float32.
@@ -175,7 +183,10 @@ def reference(
         absolute = weight.abs()
         flushed = TINY * (8 * row_sums + (absolute.sum(dim=1) + count * scales.abs().clamp(min=1.0))[None, :])
         values.append(rows @ weight.T)
-        bounds.append(rounding_factor * count * UNIT * (sizes @ absolute.T) + flushed)
+        allowed = rounding_factor * count * UNIT * (sizes @ absolute.T) + flushed
+        if half:
+            allowed += HALF_UNIT * (sizes @ absolute.T) + HALF_TINY * sizes.amax(dim=1)[:, None] * absolute.sum(dim=1)
+        bounds.append(allowed)
     y, bound = torch.cat(values, dim=1).numpy(), torch.cat(bounds, dim=1).numpy()
     if bias is not None:
         wide = bias.astype(np.float64)

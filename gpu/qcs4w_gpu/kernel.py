@@ -2,7 +2,8 @@
 
 Tile sizes, workgroup sizes and bindings stand in the WGSL only; the host reads them from there. Comments that begin
 with `//!` are for the host: `grid` is the number of workgroups as an expression of M, N, K, K_packed and the file's
-constants; `row_align` is what K_packed must be a multiple of.
+constants; `row_align` is what K_packed must be a multiple of; with `x_align` a row of x takes K floats rounded up to a
+multiple of that, and zeros fill it.
 
 A kernel bounds its stores by M · N, not by arrayLength(&y): y's binding has guard words behind it. A binding of exactly
 M · N words would let a kernel pass that stores past y, since checked WGSL drops such stores, or moves them to a place
@@ -26,6 +27,13 @@ from .overrides import Override, read_overrides, settle
 #: Kernels of the linear itself, all of the same contract, the readable truth first.
 LINEAR_KERNELS = ("linear_naive", "linear_gemv", "linear_tiled")
 
+#: The kernel on tensor cores: what it reads is prepared by others, see linear.py.
+MATRIX_KERNEL = "linear_matrix"
+#: Kernels of the linear for GPUs, of the same contract.
+FAST_KERNELS = ("linear_decode", "linear_few4", "linear_few8", "linear_prefill")
+#: Those that Tint alone compiles, for they use subgroup matrices or the f16 that these come with.
+TINT_KERNELS = (MATRIX_KERNEL, "matrix_rows", "matrix_weights", "matrix_strict")
+
 PARAMS_BINDING = 4
 
 BufferKind = Literal["storage", "read-only-storage", "uniform"]
@@ -46,9 +54,13 @@ _ENTRY = re.compile(_ATTRIBUTES + r"fn\s+(?P<name>\w+)")
 _CONSTANT = re.compile(r"\b(?:const|override)\s+(\w+)\s*(?::\s*u32\s*)?=\s*([^;]+);")
 _WORKGROUP_VARIABLE = re.compile(r"\bvar\s*<\s*workgroup\s*>\s*\w+\s*:\s*([^;]+);")
 # What a kernel enables by WGSL's name, as a feature by WebGPU's.
-_FEATURES = {"f16": "shader-f16", "subgroups": "subgroups"}
+_FEATURES = {
+    "f16": "shader-f16",
+    "subgroups": "subgroups",
+    "chromium_experimental_subgroup_matrix": "chromium-experimental-subgroup-matrix",
+}
 _DIRECTIVE = re.compile(r"//!\s*(\w+)\s*=\s*(.+?)\s*")
-_DIRECTIVES = ("grid", "row_align")
+_DIRECTIVES = ("grid", "row_align", "x_align")
 # Far beyond any kernel, and far below what makes a parser, ours or naga's, run for minutes or out of stack.
 _MOST_BYTES = 1 << 20
 _DEEPEST = 100
@@ -69,6 +81,7 @@ class Kernel:
         constants: the file's u32 constants.
         grid: the `//! grid` expression.
         row_align: K_packed must be a multiple of this many bytes.
+        x_align: a row of x takes K floats, rounded up to a multiple of this many; zeros fill it.
         features: what its `enable` lines ask of the device, by WebGPU's names.
         defines: values of override constants in place of the text's own, by WebGPU's keys.
         unset: override constants that have no value.
@@ -86,6 +99,7 @@ class Kernel:
     features: frozenset[str] = frozenset()
     defines: Mapping[str, float] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
+    x_align: int = 1
 
     def workgroups(self, sizes: Mapping[str, int]) -> int:
         """Return the number of workgroups for given M, N, K and K_packed.
@@ -137,9 +151,10 @@ PLAIN = KernelSettings()
 
 
 @cache
-def shipped_kernel(name: str) -> Kernel:
-    """Return one of the kernels in this package's kernels folder."""
-    return parse_kernel(name, (files("qcs4w_gpu") / "kernels" / f"{name}.wgsl").read_text("utf-8"))
+def shipped_kernel(name: str, **defines: int) -> Kernel:
+    """Return one of the kernels in this package's kernels folder, some of its override constants set."""
+    text = (files("qcs4w_gpu") / "kernels" / f"{name}.wgsl").read_text("utf-8")
+    return parse_kernel(name, text, KernelSettings(defines={key: str(value) for key, value in defines.items()}))
 
 
 def read_kernel(path: str | os.PathLike[str], settings: KernelSettings = PLAIN) -> Kernel:
@@ -211,6 +226,7 @@ def parse_kernel(name: str, source: str, settings: KernelSettings = PLAIN) -> Ke
         constants=constants,
         grid=grid,
         row_align=evaluate_positive(directives.get("row_align", "1"), constants, f"{where}: row_align"),
+        x_align=evaluate_positive(directives.get("x_align", "1"), constants, f"{where}: x_align"),
         features=_enabled(code),
         defines={override.key: value for override, value in defines.items()},
         unset=unset,
@@ -269,6 +285,11 @@ def _constant_names(scope: str) -> frozenset[str]:
     return frozenset(re.findall(r"\bconst\s+(\w+)", scope))
 
 
+def is_matrix(kernel: Kernel) -> bool:
+    """Whether it is the kernel on tensor cores, whatever its override constants."""
+    return kernel.source == shipped_kernel(MATRIX_KERNEL).source
+
+
 def check_linear(kernel: Kernel) -> None:
     """Check that a kernel has the bindings of the linear.
 
@@ -278,7 +299,7 @@ def check_linear(kernel: Kernel) -> None:
     if kernel.unset:
         raise _without_value(kernel.name, kernel.unset[0])
     found = dict(kernel.bindings)
-    if found == _LINEAR_BINDINGS:
+    if found == _LINEAR_BINDINGS or is_matrix(kernel):
         return
     faults = [
         f"{index} ({_LINEAR_NAMES[index]}) is {f'a {found[index]}' if index in found else 'missing'}, expected a {kind}"

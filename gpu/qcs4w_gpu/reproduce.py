@@ -15,7 +15,7 @@ from qcs4w_packer.nibbles import pack_codes
 from .dispatcher import Gpu
 from .foreign import judge_output
 from .judge import exact_input, oracle
-from .kernel import LINEAR_KERNELS, Kernel, shipped_kernel
+from .kernel import FAST_KERNELS, LINEAR_KERNELS, Kernel, shipped_kernel
 from .verify import EXACT_ROWS, Verdict, ask, check_source, judge
 
 
@@ -73,7 +73,7 @@ def reproduce_kernel(
         probe = verdict.exact
         packed = PackedLinear(packed.packed, np.ones_like(packed.scales), packed.in_features)
         x = exact_input(packed.in_features, min(max(len(x), EXACT_ROWS[0]), EXACT_ROWS[1]), seed)
-    ran = kernel or (shipped_kernel(verdict.kernel) if verdict.kernel in LINEAR_KERNELS else None)
+    ran = kernel or (shipped_kernel(verdict.kernel) if verdict.kernel in (*LINEAR_KERNELS, *FAST_KERNELS) else None)
 
     def fails(part: PackedLinear, rows: NDArray[np.float32]) -> bool:
         answers = ask(gpu, part, x=rows, seed=seed, kernel=ran)

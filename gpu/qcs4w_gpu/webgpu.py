@@ -86,6 +86,16 @@ class Engine:
 
         return float(lib.wgpuQueueGetTimestampPeriod(queue._internal))
 
+    def has_matrices(self, handle: Any) -> bool:
+        """Whether an adapter multiplies 16 x 16 matrices of f16 into f32, always 32 invocations together."""
+        if self.name != "dawn" or "chromium-experimental-subgroup-matrix" not in handle.features:
+            return False
+        from wgpudawn.backends.dawn import extras
+
+        wanted = {"component_type": "f16", "result_component_type": "f32", "m": 16, "n": 16, "k": 16}
+        wanted |= {"min_subgroup_size": 32, "max_subgroup_size": 32}
+        return wanted in extras.get_adapter_properties(handle).get("subgroup_matrix_configs", ())
+
     def webgpu_features(self, features: Iterable[str]) -> frozenset[str]:
         """Return the features of an adapter or a device by WebGPU's names."""
         ours = {theirs: ours for ours, theirs in _WGPU_FEATURES.items()} if self.name == "wgpu" else {}
@@ -127,6 +137,8 @@ def engine(name: str = DEFAULT_ENGINE) -> Engine:
     given: dict[str, Any] = {"backends": ["Vulkan", "Metal"]}
     if name == "dawn":
         given["disable_toggles"] = ["timestamp_quantization"]  # to 0.1 ms: a page's protection from other pages
+        # What Dawn keeps from web pages: subgroup matrices, and f16 where NVIDIA's Vulkan driver has it.
+        given["enable_toggles"] = ["allow_unsafe_apis", "vulkan_enable_f16_on_nvidia"]
     with contextlib.suppress(RuntimeError):  # the program has an instance already: it is taken as it is
         extras.set_instance_extras(**given)
     logger = logging.getLogger(module)
