@@ -67,20 +67,26 @@ PATH: click.Path = click.Path(path_type=Path)  # whether it can be read is for t
 
 
 class PartType(click.ParamType):  # type: ignore[type-arg]  # generic in recent clicks only
-    """One of n parts: i/n."""
+    """One of n parts of a job: i/n.
+
+    Args:
+        load: returns what is made of (i - 1, n); asked for only when the option is given.
+    """
 
     name = "i/n"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Parse the text into a `Part`."""
-        from qcs4w_packer.parts import Part
+    def __init__(self, load: Callable[[], Any]):
+        self._load = load
 
-        if isinstance(value, Part):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse the text."""
+        made = self._load()
+        if isinstance(value, made):
             return value
         found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(value))
         if not found or not 1 <= int(found[1]) <= int(found[2]):
             self.fail(f"'{value:.40}' is not i/n with i from 1 to n, such as 2/4", param, ctx)
-        return Part(int(found[1]) - 1, int(found[2]))
+        return made(int(found[1]) - 1, int(found[2]))
 
 
 class ShapeType(click.ParamType):  # type: ignore[type-arg]  # generic in recent clicks only

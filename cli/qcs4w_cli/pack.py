@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 METHODS = ("absmax", "mse", "hmse", "gptq")
 
 
+def _part() -> "type[Part]":
+    from qcs4w_packer.parts import Part
+
+    return Part
+
+
 @click.command("pack", short_help=COMMANDS["pack"])
 @click.argument("source", type=PATH)
 @click.option("-o", "--output", type=PATH, help="The .safetensors file to make; of a folder of weights, the folder.")
@@ -52,7 +58,7 @@ METHODS = ("absmax", "mse", "hmse", "gptq")
 @click.option(
     "--shard",
     "part",
-    type=PartType(),
+    type=PartType(_part),
     help="Make the i-th of n parts of the output's files, such as 2/4, beside jobs that make the others.",
 )
 @click.option(

@@ -6,9 +6,10 @@ import click
 
 from .console import Console
 from .main import COMMANDS
-from .options import PATH, adapter_options, blob_options, common_options, force_option
+from .options import PATH, PartType, adapter_options, blob_options, common_options, force_option
+from .verify_batch import Shard
 from .verify_kernel import KernelRequest, kernel_options, watch
-from .verify_options import Options, ShardType, ThresholdType
+from .verify_options import Options, ThresholdType
 from .verify_reports import FORMATS, report_options
 
 
@@ -68,7 +69,9 @@ from .verify_reports import FORMATS, report_options
     help="Write the smallest input that still fails into this folder, for each tensor that fails, and the command that "
     "repeats it.",
 )
-@click.option("--shard", type=ShardType(), help="Take the i-th of n parts, such as 2/4; each tensor is in one.")
+@click.option(
+    "--shard", type=PartType(lambda: Shard), help="Take the i-th of n parts, such as 2/4; each tensor is in one."
+)
 @click.option("--fail-fast", is_flag=True, help="Stop at the first tensor that does not pass.")
 @click.option("--strict", is_flag=True, help="Stop at a bad line of the manifest, or a folder without a packed file.")
 @click.option(

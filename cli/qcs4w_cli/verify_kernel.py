@@ -68,7 +68,7 @@ class KernelRequest:
             KernelError: there is none, or it does not keep the contract.
             UsageError: an option has no meaning without a file.
         """
-        from qcs4w_gpu import LINEAR_KERNELS, KernelError, KernelSettings, read_kernel, shipped_kernel
+        from qcs4w_gpu import FAST_KERNELS, LINEAR_KERNELS, KernelError, KernelSettings, read_kernel, shipped_kernel
         from qcs4w_packer import UsageError
 
         if self.file is not None:
@@ -83,8 +83,9 @@ class KernelRequest:
                 raise UsageError(f"{option} needs --kernel with a .wgsl file of yours")
         if self.name is None:
             return None
-        if self.name not in LINEAR_KERNELS:
-            hint = f"there are {', '.join(LINEAR_KERNELS)}, or a .wgsl file of yours"
+        names = (*LINEAR_KERNELS, *FAST_KERNELS)
+        if self.name not in names:
+            hint = f"there are {', '.join(names)}, or a .wgsl file of yours"
             raise KernelError(f"no kernel '{self.name}'", hint=hint)
         return shipped_kernel(self.name)
 

@@ -1,7 +1,6 @@
 """verify: its options together, what contradicts in them, and those with a form of their own."""
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -129,21 +128,6 @@ class Options:
             message = "--than compares two packed files: give one PACKED, --source, and perhaps --input"
             hint = f"it has no {' and no '.join(useless)}; --json has all its figures" if useless else None
             raise UsageError(message, hint=hint)
-
-
-class ShardType(click.ParamType):  # type: ignore[type-arg]  # generic in recent clicks only
-    """One of n parts: i/n."""
-
-    name = "i/n"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Shard:
-        """Parse the text."""
-        if isinstance(value, Shard):
-            return value
-        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", str(value))
-        if not found or not 1 <= int(found[1]) <= int(found[2]):
-            self.fail(f"'{value:.40}' is not i/n with i from 1 to n, such as 2/4", param, ctx)
-        return Shard(int(found[1]) - 1, int(found[2]))
 
 
 class ThresholdType(click.ParamType):  # type: ignore[type-arg]

@@ -19,10 +19,6 @@ class Part:
     index: int = 0
     count: int = 1
 
-    def holds(self, position: int) -> bool:
-        """Tell whether the item at a position of the whole is in this part, when items are dealt out in turn."""
-        return position % self.count == self.index
-
     def of(self, items: Sequence[_Item], sizes: Sequence[int]) -> tuple[_Item, ...]:
         """Return this part's items, in order, when they are dealt out by size: the largest first, to the least laden.
 
