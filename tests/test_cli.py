@@ -151,7 +151,7 @@ def test_ctrl_c_is_exit_code_130_and_leaves_nothing(tmp_path: Path) -> None:
         file.truncate(8 + len(header) + (1 << 31))
     output.write_bytes(b"old")
     with child_process("pack", source, "-o", output, "--force") as child:
-        while not list(tmp_path.glob(".*.part")):
+        while not list(tmp_path.glob(".*.qcs4w/*.part")):
             assert child.poll() is None, child.communicate()
             time.sleep(0.01)
         child.send_signal(signal.SIGINT)
@@ -287,7 +287,7 @@ def test_the_repository_keeps_to_itself() -> None:
     root = Path(__file__).parent.parent
     for path in [*root.glob("packer/**/*.py"), *root.glob("gpu/**/*.py")]:
         text = path.read_text()
-        forbidden = ["qcs4w_cli", "import click", "import rich", "from rich", "print(", "sys.exit"]
+        forbidden = ["qcs4w_cli", "import click", "import rich", "from rich", " print(", "sys.exit"]
         if "packer" in path.parts:
             forbidden += ["qcs4w_gpu", "wgpu"]
         elif path.name != "webgpu.py":

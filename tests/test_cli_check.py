@@ -94,7 +94,7 @@ def test_raw_bytes_are_checked_by_their_shape(tmp_path: Path, qcs4w: CommandLine
     assert qcs4w("check", tmp_path / "w.bin", "--shape", "3,10").code == 1
 
 
-@pytest.mark.parametrize("size", ["0", "12 MB", "-1", "1e6", "", "9" * 20])
+@pytest.mark.parametrize("size", ["0", "12 XB", "-1", "1e6", "", "9" * 20])
 def test_what_is_no_size(size: str, tmp_path: Path, qcs4w: CommandLine) -> None:
-    """--max-binding takes bytes, KiB, MiB or GiB."""
+    """--max-binding takes bytes, KiB, MiB, GiB, and units of a thousand."""
     assert "128MiB" in qcs4w.refused("check", tmp_path / "a.safetensors", "--max-binding", size)

@@ -152,11 +152,12 @@ def command(
       qcs4w pack checkpoint -o packed_checkpoint --force --shard 1/2
     """  # noqa: D301
     from qcs4w_packer import Recipe, Request, UsageError, pack_file
+    from qcs4w_packer.sources import is_checkpoint
 
     if ray is not None and part is not None:
         raise UsageError("--ray and --shard are two ways to share the work", hint="Ray deals the files out by itself")
     console = Console("pack", as_json, quiet)
-    _check_name(source, output, makes_folder=max_shard_size is not None or source.is_dir(), dry_run=dry_run)
+    _check_name(source, output, makes_folder=max_shard_size is not None or is_checkpoint(source), dry_run=dry_run)
     recipe = Recipe(method, calibration, seed, device)
     began = time.monotonic()
     with console.tensor_progress("packing", wanted=not dry_run) as progress:

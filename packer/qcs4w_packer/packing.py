@@ -22,7 +22,7 @@ from .pack_watch import PackedTensor, Step, Tally, Watch
 from .parts import WHOLE, Part
 from .request import Request
 from .select import Choice, notices
-from .sources import open_source
+from .sources import is_checkpoint, open_source
 from .weights import Source, split_stack
 from .work_folder import WorkFolder
 
@@ -115,7 +115,7 @@ def pack_file(
     output = None if output is None else Path(output)
     if output is None and not dry_run:
         raise UsageError("output may be None in a dry run only")
-    if output is not None and not path.is_dir() and path.suffix != ".json" and max_shard_size is None:
+    if output is not None and not is_checkpoint(path) and max_shard_size is None:
         check_target(output, force=force or dry_run, sources=(path,))  # before the source is so much as opened
     watch = _with_progress(watch or Watch(), progress)
     recipe = recipe or Recipe()

@@ -37,6 +37,15 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     return with_scales(_open(Path(path)))
 
 
+def is_checkpoint(path: Path) -> bool:
+    """Tell whether a source is a folder of weight files, or the index of one.
+
+    Raises:
+        SourceError: nothing can have this name.
+    """
+    return file_kind(path) == "folder" or is_index(path.name)
+
+
 def _open(path: Path) -> Source:
     kind = SUFFIXES.get(path.suffix.lower())
     found = file_kind(path)
