@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import CommandLine, child_process, on_a_terminal, process
-from making import raw_safetensors, save_floats, write_safetensors
+from making import raw_safetensors, save_floats, save_folder, write_safetensors
 from packed_folders import write_index
 from safetensors import safe_open
 from safetensors.numpy import save_file
@@ -335,3 +335,36 @@ def test_an_interrupted_run_goes_on(tmp_path: Path, qcs4w: CommandLine) -> None:
     assert "of 8 tensors were finished" in result.err
     assert "1/8" not in result.err  # told by the run that did it
     assert "of the tensors had been finished before" in result.out
+
+
+def test_a_source_that_is_not_there_is_the_error(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """A mistyped folder is named itself; the name of the output, right for a folder, is not what is wrong."""
+    told = qcs4w.refused("pack", tmp_path / "chekpoint", "-o", tmp_path / "packed")
+    assert f"{tmp_path / 'chekpoint'}: does not exist" in told
+    assert "a container is a .safetensors file" not in told
+
+
+def test_a_limit_below_one_tensor_is_told(checkpoint: Path, tmp_path: Path, qcs4w: CommandLine) -> None:
+    """Where --max-shard-size cannot be kept, a note counts the files; where it can, there is none."""
+    told = qcs4w("pack", checkpoint, "-o", tmp_path / "small", "--max-shard-size", "5").err
+    assert "5 files of one tensor are larger than --max-shard-size, up to " in told
+    assert "larger than --max-shard-size" not in qcs4w("pack", checkpoint, "-n", "--max-shard-size", "1GB").err
+
+
+def test_what_lies_beside_one_file(tmp_path: Path, rng: np.random.Generator, qcs4w: CommandLine) -> None:
+    """A folder of one weight file has its config beside it, not beside them; back from unpack too."""
+    folder = save_folder(tmp_path / "one", {"fc.weight": rng.standard_normal((4, 6))})
+    for file in folder.glob("model*"):
+        if file.suffix == ".safetensors":
+            file.rename(folder / "model.safetensors")
+        else:
+            file.unlink()
+    assert "(beside it 'config.json')" in qcs4w("pack", folder, "-o", tmp_path / "packed").out
+    assert "(beside it 'config.json')" in qcs4w("unpack", tmp_path / "packed", "-o", tmp_path / "floats").out
+
+
+def test_a_bin_that_is_no_checkpoint(tmp_path: Path, qcs4w: CommandLine) -> None:
+    """The hint offers pack no option that it does not have."""
+    (tmp_path / "weights.bin").write_bytes(b"\x80\x04\x95" * 50)
+    told = qcs4w.refused("pack", tmp_path / "weights.bin", "-o", tmp_path / "p.safetensors")
+    assert "raw packed bytes are read by inspect and verify, with --shape N,K" in told

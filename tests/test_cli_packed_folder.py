@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import CommandLine
-from making import poke, save_floats
+from making import poke, save_floats, save_folder
 from packed_folders import shard_name, write_container, write_index
 from safetensors.numpy import load_file
 
@@ -215,3 +215,17 @@ def test_convert_to_a_checkpoint_of_another_tool(folder: Path, tmp_path: Path, q
     (out / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
     error = qcs4w.refused("convert", folder, "--to", "compressed-tensors", "-o", out, "--force")
     assert "holds more than what was written here before" in error
+
+
+def test_a_folder_of_floats_is_told_to_be_packed_first(
+    tmp_path: Path, rng: np.random.Generator, qcs4w: CommandLine
+) -> None:
+    """Shards that were never packed: the error says what is not there, and the hint how to make it."""
+    floats = save_folder(tmp_path / "floats", {f"{i}.weight": rng.standard_normal((4, 6)) for i in range(4)})
+    told = qcs4w.refused("unpack", floats, "-o", tmp_path / "out")
+    assert "none of its 2 .safetensors files is one that qcs4w pack has made" in told
+    assert "float weights are packed by qcs4w pack" in told
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "pytorch_model.bin").write_bytes(b"")
+    told = qcs4w.refused("unpack", tmp_path / "torch", "-o", tmp_path / "out")
+    assert "holds no packed linears, and no .safetensors file" in told

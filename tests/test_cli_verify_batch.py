@@ -216,7 +216,7 @@ def test_nothing_in_a_folder_or_glob_is_said(tmp_path: Path, packed_file: Path, 
     (tmp_path / "none").mkdir()
     result = qcs4w("verify", tmp_path / "none", tmp_path / "*.nothing", packed_file)
     assert result.code == 2
-    assert "there is no packed file in this folder" in result.err
+    assert "there is no packed file in this folder\nHint: float weights are packed by qcs4w pack" in result.err
     assert "*.nothing: matches no file" in result.err
     assert "2 passed, 0 failed, 2 could not be checked" in result.out
 

@@ -13,7 +13,15 @@ from .options import PATH, PartType, SizeType, common_options, force_option, fre
 from .report import clean_line
 from .report_calibration import calibration_line, calibration_table
 from .report_groups import told
-from .report_pack import carried_table, pack_document, pack_summary, pack_tables, pack_warnings, packed_line
+from .report_pack import (
+    carried_table,
+    oversize_notice,
+    pack_document,
+    pack_summary,
+    pack_tables,
+    pack_warnings,
+    packed_line,
+)
 
 if TYPE_CHECKING:
     from qcs4w_packer import PackedTensor, PackPlan, PackReport, Step, Watch
@@ -187,6 +195,8 @@ def command(
         console.answer(carried_table(report, verbose=verbose))
         console.answer("")
     _tell(console, report, free_nbytes, verbose=verbose)
+    if max_shard_size is not None and (notice := oversize_notice(report, max_shard_size)):
+        console.note(notice)
     if calibration is not None:
         console.answer(calibration_line(report, seed))
     for line in pack_summary(report, seconds, progress.done):
@@ -208,7 +218,7 @@ def _check_name(source: Path, output: Path | None, *, makes_folder: bool, dry_ru
     is_file = output.suffix.lower() == ".safetensors"
     if makes_folder and is_file:
         raise UsageError(f"{output}: several files make a folder", hint=f"-o {output.with_suffix('')}")
-    if not makes_folder and not is_file:
+    if not makes_folder and not is_file and source.exists():  # else the source's own error is the one to tell
         raise UsageError(
             f"{output}: a container is a .safetensors file", hint=f"-o {output.with_suffix('.safetensors')}"
         )

@@ -157,8 +157,25 @@ def pack_summary(report: "PackReport", seconds: float, done_nbytes: int) -> list
         made = f"made {len(report.made):,} of {plural(len(report.shards), 'weight file')} (part {report.part})"
         return [first, second, f"{made}; {report.output} appears when all are there"]
     files = [plural(len(report.shards), "weight file")] * (len(report.shards) > 1)
-    files += [f"beside them {quoted(report.beside)}"] * bool(report.beside)
+    files += [f"beside {'them' if files else 'it'} {quoted(report.beside)}"] * bool(report.beside)
     return [first, second, f"wrote {report.output}" + (f" ({'; '.join(files)})" if files else "")]
+
+
+def oversize_notice(report: "PackReport", limit: int) -> str | None:
+    """Return a line on the files that are larger than was asked for, or None where there are none.
+
+    Args:
+        report: of the run.
+        limit: bytes that a file may have (--max-shard-size).
+    """
+    above = [shard.nbytes for shard in report.shards if shard.nbytes > limit]
+    if not above:
+        return None
+    verb = "is" if len(above) == 1 else "are"
+    return (
+        f"{plural(len(above), 'file')} of one tensor {verb} larger than --max-shard-size, up to {size(max(above))}: "
+        "a tensor is never divided"
+    )
 
 
 def pack_warnings(report: "PackReport") -> list[str]:

@@ -82,7 +82,7 @@ def unpack_summary(report: "UnpackReport", seconds: float) -> list[str]:
         return [first, "dry run, nothing was written"]
     rate = f"{size(int(report.output_nbytes / seconds))}/s" if seconds else "n/a"
     files = [plural(len(report.files), "weight file")] * (len(report.files) > 1)
-    files += [f"beside them {quoted(report.beside)}"] * bool(report.beside)
+    files += [f"beside {'them' if files else 'it'} {quoted(report.beside)}"] * bool(report.beside)
     last = f"wrote {report.output}" + (f" ({'; '.join(files)})" if files else "")
     return [first, f"in {duration(seconds)}, {rate}", last]
 

@@ -134,7 +134,9 @@ def _files_of(path: Path) -> list[Path]:
         return [path]
     inside = [each for each in sorted(path.iterdir()) if each.is_file() and _may_be_packed(each)]
     if not inside:
-        raise ContainerError(f"{path}: there is no packed file in this folder")
+        raise ContainerError(
+            f"{path}: there is no packed file in this folder", hint="float weights are packed by qcs4w pack"
+        )
     return inside
 
 

@@ -141,9 +141,8 @@ def _unpickle(fd: int, path: Path) -> Unpickled:
 def _unreadable(path: Path, reason: str) -> SourceError:
     return SourceError(
         f"{path}: not a file that torch.load can read: {reason.strip().partition(chr(10))[0][:200]}",
-        hint="raw packed bytes? say --shape N,K"
-        if path.suffix.lower() == ".bin"
-        else "download or save it again; it may be truncated",
+        hint="download or save it again; it may be truncated"
+        + ("; raw packed bytes are read by inspect and verify, with --shape N,K" * (path.suffix.lower() == ".bin")),
     )
 
 

@@ -14,6 +14,8 @@ from .matmul_nbits import MatMulNBitsFile, has_nodes
 from .pairs import INDEX, PairsFolder
 from .q4gsw import Q4gswFile
 
+_PACK_FIRST = "float weights are packed by qcs4w pack"
+
 
 def foreign_opener(path: Path) -> Callable[[Path], PackedFile] | None:
     """Return what opens a file of another tool, or None where it is none that is known.
@@ -55,15 +57,18 @@ def foreign_opener(path: Path) -> Callable[[Path], PackedFile] | None:
 
 
 def checkpoint_file(folder: Path) -> Path:
-    """Return the one safetensors file of a checkpoint's folder.
+    """Return the one safetensors file of a folder that holds nothing that qcs4w has packed.
 
     Raises:
         ContainerError: there is none, or there are several.
     """
     files = safetensors_files(folder)
-    if len(files) != 1:
+    if not files:
+        raise ContainerError(f"{folder}: holds no packed linears, and no .safetensors file", hint=_PACK_FIRST)
+    if len(files) > 1:
         raise ContainerError(
-            f"{folder}: has {len(files)} .safetensors files, expected one", hint="name one of them; the config is read"
+            f"{folder}: none of its {len(files)} .safetensors files is one that qcs4w pack has made",
+            hint=f"{_PACK_FIRST}; of another tool's 4-bit checkpoint name one file, its config is read",
         )
     return files[0]
 
