@@ -539,14 +539,22 @@ def test_what_is_no_work_folder_is_left_alone(put: Callable[[Path, Path], None],
     ]
 
 
-def test_a_file_that_has_its_place_already_is_not_written_to(source: Path, tmp_path: Path) -> None:
+def test_a_file_that_has_its_place_already_is_not_written_to(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A kill between the output's name and the end leaves it two; when it is made again, it is whole until replaced."""
     output = tmp_path / "out.safetensors"
-    pack_file(source, output)
+
+    def killed(work: WorkFolder) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkFolder, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            pack_file(source, output)
     before = output.read_bytes()
-    work = work_of(output)
-    (work / "out").mkdir(parents=True)
-    os.link(output, work / "out" / output.name)
+    assert output.stat().st_nlink == 2
+    (work_of(output) / f"{output.name}.jsonl").unlink(missing_ok=True)  # of a small file it has not been written yet
     with pytest.raises(KeyboardInterrupt):
         pack_file(source, output, force=True, watch=stop_after(1))
     assert output.read_bytes() == before
