@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import bytes_read, raw_safetensors, run_python, save_floats, save_folder, time_limit
+from making import bytes_read, raw_safetensors, run_python, save_floats, save_folder, sparse_safetensors, time_limit
 from safetensors import safe_open
 
 from qcs4w_packer import Container, OutputError, PackPlan, Request, open_source, pack_file, plan_pack
@@ -250,3 +250,13 @@ def test_the_memory_of_a_run(dtype: str, way: str, tmp_path: Path) -> None:
     done = run_python(PEAK, tmp_path / "model", tmp_path / "out", way)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 150e6 + (nbytes if way == "transposed" else 0)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="asks Linux for the peak")
+@pytest.mark.parametrize("shape", [(20_000_000, 1), (1, 100_000_000)], ids=str)
+def test_the_memory_of_an_odd_shape(shape: tuple[int, int], tmp_path: Path) -> None:
+    """Nothing is kept of rows that are packed, nor worked out for a whole row: 20 million rows, or one of 400 MB."""
+    sparse_safetensors(tmp_path / "model.safetensors", shape)
+    done = run_python(PEAK, tmp_path / "model.safetensors", tmp_path / "out.safetensors", "as stored")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 1.5 * 4 * shape[0] * shape[1] + 400e6

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from making import PACKER, run_python, save_floats, save_folder
+from making import PACKER, run_python, save_floats, save_folder, time_limit
 
 from qcs4w_packer import (
     NonFiniteError,
@@ -475,3 +475,116 @@ def test_the_journal_can_be_read(source: Path, tmp_path: Path) -> None:
     plan = json.loads((work_of(out) / "plan.json").read_text())
     assert set(plan) == {"tool", "sources", "options", "shards"}
     assert list(plan["sources"]) == [str(source)]
+
+
+def put_link(work: Path, precious: Path) -> None:
+    """Someone's folder goes by the work folder's name."""
+    work.symlink_to(precious.parent)
+
+
+def put_folder(work: Path, precious: Path) -> None:
+    """Someone has moved a folder of their own there."""
+    precious.parent.rename(work)
+
+
+def put_linked_lock(work: Path, precious: Path) -> None:
+    """The lock is a link to someone's file, which would be signed."""
+    work.mkdir()
+    (work / "lock").symlink_to(precious)
+
+
+def put_linked_part(work: Path, precious: Path) -> None:
+    """So is a shard to be written."""
+    work.mkdir()
+    (work / "model-00001-of-00011.safetensors.part").symlink_to(precious)
+
+
+def put_linked_out(work: Path, precious: Path) -> None:
+    """And the folder of finished shards, of which what is not known is removed."""
+    work.mkdir()
+    (work / "out").symlink_to(precious.parent)
+
+
+def put_pipe(work: Path, precious: Path) -> None:
+    """A pipe, for which a reader would wait for ever."""
+    work.mkdir()
+    os.mkfifo(work / "plan.json")
+
+
+def put_file(work: Path, precious: Path) -> None:
+    """A file that is no folder at all."""
+    precious.rename(work)
+
+
+@pytest.mark.parametrize(
+    "put", [put_link, put_folder, put_linked_lock, put_linked_part, put_linked_out, put_pipe, put_file]
+)
+def test_what_is_no_work_folder_is_left_alone(put: Callable[[Path, Path], None], source: Path, tmp_path: Path) -> None:
+    """Something else under the name of the work folder is refused by name; nothing of it is removed or overwritten."""
+    output = tmp_path / "out"
+    work = work_of(output)
+    precious = tmp_path / "diary" / "pages.txt"
+    precious.parent.mkdir()
+    precious.write_text("precious")
+    put(work, precious)
+    before = sorted(tmp_path.rglob("*"))
+    with time_limit(20), pytest.raises(OutputError, match="is in the way") as caught:
+        pack_file(source, output, max_shard_size=SHARD_NBYTES)
+    assert str(work) in str(caught.value)
+    assert caught.value.hint is not None
+    assert "move it elsewhere" in caught.value.hint
+    assert sorted(tmp_path.rglob("*")) == before
+    assert [
+        path.read_text() for path in tmp_path.rglob("*") if path.name in (precious.name, work.name) and path.is_file()
+    ]
+
+
+def test_a_file_that_has_its_place_already_is_not_written_to(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between the output's name and the end leaves it two; when it is made again, it is whole until replaced."""
+    output = tmp_path / "out.safetensors"
+
+    def killed(work: WorkFolder) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WorkFolder, "remove", killed)
+        with pytest.raises(KeyboardInterrupt):
+            pack_file(source, output)
+    before = output.read_bytes()
+    assert output.stat().st_nlink == 2
+    (work_of(output) / f"{output.name}.jsonl").unlink(missing_ok=True)  # of a small file it has not been written yet
+    with pytest.raises(KeyboardInterrupt):
+        pack_file(source, output, force=True, watch=stop_after(1))
+    assert output.read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["plan.json", "out.safetensors.jsonl"])
+def test_a_record_of_brackets_only(name: str, source: Path, tmp_path: Path) -> None:
+    """A plan or a journal nested deeper than Python can read is as good as none."""
+    output = tmp_path / "out.safetensors"
+    work_of(output).mkdir()
+    (work_of(output) / name).write_text("[" * 100_000 + "\n")
+    assert pack_file(source, output).is_complete
+
+
+def test_room_for_what_lies_beside(tmp_path: Path, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files beside the weights are counted too: a disk that only they do not fit on is full before any work."""
+    folder = save_folder(tmp_path / "model", {"a.fc.weight": rng.standard_normal((64, 64))})
+    (folder / "tokenizer.json").write_bytes(b"x" * 1_000_000)
+    usage = shutil.disk_usage(tmp_path)._replace(free=500_000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(OutputError, match="are missing"):
+        pack_file(folder, tmp_path / "out")
+
+
+def test_a_file_beside_that_goes_meanwhile(tmp_path: Path, rng: np.random.Generator) -> None:
+    """A tokenizer that is removed while weights are packed is named, and not taken for trouble with the output."""
+    folder = save_folder(tmp_path / "model", {"a.fc.weight": rng.standard_normal((64, 64))})
+    beside = folder / "tokenizer.json"
+    beside.write_text("{}")
+    with pytest.raises(SourceError, match=r"tokenizer\.json: cannot be read any more: No such file"):
+        pack_file(folder, tmp_path / "out", watch=Watch(packed=lambda tensor: beside.unlink()))
+    beside.write_text("{}")
+    assert pack_file(folder, tmp_path / "out").is_complete

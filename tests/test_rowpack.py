@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from qcs4w_packer import NonFiniteError, UsageError, dequantize, pack_codes, pack_weight, quantize
-from qcs4w_packer.rowpack import _BLOCK_ELEMENTS, pack_rows, pack_weight_measured
+from qcs4w_packer.rowpack import _BLOCK_ELEMENTS, _PART_COLUMNS, pack_rows, pack_weight_measured
 
 SHAPES = [
     (1, 1), (1, 2), (2, 1), (5, 3), (3, 10), (7, 1), (1, 113), (113, 7), (17, 64), (64, 127),
     (_BLOCK_ELEMENTS + 3, 1), (_BLOCK_ELEMENTS // 3 + 2, 3), (1025, 257),
-    (3, _BLOCK_ELEMENTS + 1), (2, _BLOCK_ELEMENTS),
+    (3, _BLOCK_ELEMENTS + 1), (2, _BLOCK_ELEMENTS), (2, _PART_COLUMNS + 3),
 ]  # fmt: skip
 
 
@@ -37,7 +37,9 @@ def test_blocks_change_nothing(shape: tuple[int, int], rng: np.random.Generator)
     np.testing.assert_array_equal(linear.dequantize(), dequantize(codes, scales))
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (5, 3), (113, 127), (300, 1000), (2, 100_003)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 1), (5, 3), (113, 127), (300, 1000), (2, 100_003), (1, _PART_COLUMNS + 3)], ids=str
+)
 def test_error_figures_equal_a_float64_recomputation(shape: tuple[int, int], rng: np.random.Generator) -> None:
     """Σ(w − ŵ)² and Σw² of each row, within what float32 arithmetic on scaled values can lose.
 

@@ -35,7 +35,7 @@ def read_journal(path: Path, fingerprint: str) -> list[dict[str, Any]]:
     for text in raw.split(b"\n")[:-1]:  # what follows the last newline is torn
         try:
             line = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             break
         if not isinstance(line, dict):
             break

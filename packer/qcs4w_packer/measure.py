@@ -54,17 +54,40 @@ def output_error(x: NDArray[np.float32], weight: NDArray[np.float32], dequantize
     return math.sqrt(float(_ratio(np.array([lost]), np.array([whole]))[0]))
 
 
+class ErrorSums:
+    """Sums up rows block by block into one `QuantizationError`, since a matrix may have too many to keep of each."""
+
+    def __init__(self) -> None:
+        self._errors = self._weights = 0.0
+        self._row_count = self._worst_row = 0
+        self._worst = -1.0
+
+    def add(self, error_squares: NDArray[np.float64], weight_squares: NDArray[np.float64]) -> None:
+        """Add Σ(w − ŵ)² and Σw² of the rows that follow, float64 (n,), n at least 1; see `row_square_sums`."""
+        rows = np.sqrt(_ratio(error_squares, weight_squares))
+        worst = int(rows.argmax())
+        if rows[worst] > self._worst:
+            self._worst_row, self._worst = self._row_count + worst, float(rows[worst])
+        self._row_count += len(rows)
+        self._errors += float(error_squares.sum())
+        self._weights += float(weight_squares.sum())
+
+    def result(self) -> QuantizationError:
+        """Return the error of all rows."""
+        relative = math.sqrt(float(_ratio(np.array([self._errors]), np.array([self._weights]))[0]))
+        return QuantizationError(
+            relative=relative,
+            snr_db=math.inf if relative == 0 else -20 * math.log10(relative),
+            worst_row=self._worst_row,
+            worst_row_relative=self._worst,
+        )
+
+
 def quantization_error(error_squares: NDArray[np.float64], weight_squares: NDArray[np.float64]) -> QuantizationError:
     """Sum up per-row squares (see `row_square_sums`) into one `QuantizationError`."""
-    rows = np.sqrt(_ratio(error_squares, weight_squares))
-    relative = math.sqrt(float(_ratio(error_squares.sum(keepdims=True), weight_squares.sum(keepdims=True))[0]))
-    worst_row = int(rows.argmax())
-    return QuantizationError(
-        relative=relative,
-        snr_db=math.inf if relative == 0 else -20 * math.log10(relative),
-        worst_row=worst_row,
-        worst_row_relative=float(rows[worst_row]),
-    )
+    sums = ErrorSums()
+    sums.add(error_squares, weight_squares)
+    return sums.result()
 
 
 def _ratio(error: NDArray[np.float64], size: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -73,7 +73,7 @@ def check_output(plan: PackPlan, *, force: bool = False) -> None:
 def _finish_folder(work: WorkFolder, *, force: bool) -> None:
     plan, out = work.plan, work.path / "out"
     for path in plan.source.beside:
-        shutil.copyfile(path, out / path.name)
+        _copy(path, out / path.name)
     index = plan.index()
     if index is not None:
         (out / INDEX_NAME).write_bytes(index)
@@ -91,6 +91,23 @@ def _finish_folder(work: WorkFolder, *, force: bool) -> None:
             work.output.rename(work.path / "old")  # brought back by the next run, if a kill comes in between
             out.rename(work.output)
     flush(work.output.parent)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Copy a file that lies beside the weights.
+
+    Raises:
+        SourceError: it can no longer be read.
+        OSError: the copy cannot be written.
+    """
+    try:
+        shutil.copyfile(source, target)
+    except shutil.SpecialFileError:
+        raise SourceError(f"{source}: is no regular file any more") from None
+    except OSError as error:
+        if error.filename == str(source) and error.filename2 is None:  # two names: while it was written
+            raise SourceError(f"{source}: cannot be read any more: {error.strerror}") from None
+        raise
 
 
 def _is_ours(folder: Path, plan: PackPlan) -> bool:

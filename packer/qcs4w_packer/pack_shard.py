@@ -10,15 +10,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from .calibrated import Calibrated
 from .container_writer import ContainerWriter
 from .errors import NonFiniteError, OutputError, SourceError
 from .files import cannot_write, flush
 from .journal import Journal, read_journal
-from .measure import QuantizationError, quantization_error
+from .measure import ErrorSums, QuantizationError
 from .metadata import PACKED, SCALE, PackedEntry
 from .methods.least_squares import least_squares_scales
 from .ordered import cores, in_order
@@ -155,8 +152,7 @@ class _Shard:
     def _pack(self, choice: Choice, entry: PackedEntry, made: Iterator[Any]) -> None:
         """Write a tensor's rows as they come, and note it as finished."""
         name, nbytes = choice.tensor.name, choice.tensor.nbytes
-        errors: list[NDArray[np.float64]] = []
-        weights: list[NDArray[np.float64]] = []
+        sums = ErrorSums()
         row = floored = 0
         while row < entry.out_features:
             try:
@@ -171,11 +167,10 @@ class _Shard:
             with self._writing():
                 self._writer.write_rows(entry.name, row, rows.packed, rows.scales)
                 row += len(rows.scales)
-                errors.append(rows.error_squares)
-                weights.append(rows.weight_squares)
+                sums.add(rows.error_squares, rows.weight_squares)
                 floored += int(rows.floored.sum())
                 self._tally.advance(nbytes * row // entry.out_features - done, name, self._shard.name)
-        error_figures = quantization_error(np.concatenate(errors), np.concatenate(weights))
+        error_figures = sums.result()
         self._note(
             {
                 "packed": entry.name,

@@ -19,6 +19,9 @@ _BLOCK_ELEMENTS = 256 * 1024
 # Sums of longer rows are put together in float64; beyond 10,000 OpenBLAS would begin threads of its own.
 _DOT_COLUMNS = 8192
 
+# Of one row at a time; even, since two columns share a byte, and a multiple of _DOT_COLUMNS.
+_PART_COLUMNS = 1 << 20
+
 
 #: Float rows (n, K) -> their scales, float32 (n,).
 ScaleRule = Callable[[NDArray[np.float32]], NDArray[np.float32]]
@@ -134,21 +137,29 @@ def _pack_block(
     absmax = row_absmax(block)
     if not np.isfinite(absmax).all():
         refuse_non_finite(block, name=name, first_row=first_row + part.start)
-    scales = made.scales[part]
-    scales[:] = row_scales(absmax) if rule is None else rule(block)
+    made.scales[part] = row_scales(absmax) if rule is None else rule(block)
+    made.floored[part] = (made.scales[part] == SCALE_FLOOR) & (absmax > 0)
+    made.error_squares[part] = made.weight_squares[part] = 0
+    for start in range(0, block.shape[1], _PART_COLUMNS):
+        _pack_columns(block[:, start : start + _PART_COLUMNS], made, part, start, scratch)
+
+
+def _pack_columns(block: NDArray[np.float32], made: PackedRows, part: slice, first: int, scratch: Scratch) -> None:
+    """Pack some columns of a block whose scales are known, from an even one on, and add up their squares."""
+    scales, floored = made.scales[part], made.floored[part]
     scaled = scaled_rows(block, scales, out=scratch.array("scaled", block.shape, np.float32))
     rounded = round_codes(scaled, out=scratch.array("rounded", block.shape, np.float32))
     codes = scratch.array("codes", block.shape, np.int8)
     np.copyto(codes, rounded, casting="unsafe")
-    packed = made.packed[part]
+    packed = made.packed[part, first // 2 : first // 2 + packed_width(block.shape[1])]
     pack_codes_into(codes, packed, scratch.array("nibbles", (len(packed), 2 * packed.shape[1]), np.uint8))
 
-    errors, weights, floored = made.error_squares[part], made.weight_squares[part], made.floored[part]
-    errors[:], weights[:] = _square_sums(scaled, rounded, scales)
-    floored[:] = (scales == SCALE_FLOOR) & (absmax > 0)
+    errors, weights = _square_sums(scaled, rounded, scales)
     if floored.any():  # there the squares of scaled values can underflow
         sums = row_square_sums(block[floored], dequantize(codes[floored], scales[floored]))
         errors[floored], weights[floored] = sums
+    made.error_squares[part] += errors
+    made.weight_squares[part] += weights
 
 
 def pack_weight(weight: NDArray[np.floating], *, name: str = "weight") -> PackedLinear:

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -161,7 +162,8 @@ class WorkFolder:
             self.close()
 
     def _check_room(self) -> None:
-        needed = self.plan.output_nbytes - self.used_nbytes()
+        beside = self.plan.source.beside if self.plan.is_folder else ()
+        needed = self.plan.output_nbytes + sum(path.stat().st_size for path in beside) - self.used_nbytes()
         free = shutil.disk_usage(self.path).free
         if needed > free:
             raise OutputError(
@@ -170,11 +172,16 @@ class WorkFolder:
             )
 
     def _heal(self) -> None:
-        """Bring back an old output that a kill caught between two renames."""
+        """Set right what a kill between two renames has left: the old output comes back, a published file is let go."""
         old = self.path / "old"
         if old.is_dir() and not self.output.exists():
             old.rename(self.output)
         shutil.rmtree(old, ignore_errors=True)
+        out = self.path / "out"
+        for path in out.iterdir() if out.is_dir() else ():
+            about = path.lstat()
+            if stat.S_ISLNK(about.st_mode) or (stat.S_ISREG(about.st_mode) and about.st_nlink > 1):
+                path.unlink()  # it has another name, the output's: writing here would change that
 
     def _prepare(self, stated: dict[str, Any], *, restart: bool, shared: bool) -> None:
         """Keep those shards of earlier work that are the same now, remove the others, and write down what is made."""

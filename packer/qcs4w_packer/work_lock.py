@@ -4,19 +4,28 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from .errors import OutputError
 
+#: Names of files in a work folder; those with a dot in front are the file system's.
+_OURS = re.compile(r"lock|plan\.json.*|.+\.(part|jsonl|jsonl\.new|lock)|\..+", re.DOTALL)
+
 
 def take_folder(folder: Path, output: Path, *, shared: bool) -> int:
-    """Return a descriptor that holds the folder's lock, made if need be."""
+    """Return a descriptor that holds the folder's lock, made if need be.
+
+    Raises:
+        OutputError: another run holds it, or what is there is no work folder.
+    """
     while True:
+        _refuse_foreign(folder, output)
         folder.mkdir(exist_ok=True)
         try:
-            fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
         except FileNotFoundError:  # another run has just finished and removed the folder
             continue
         try:
@@ -33,6 +42,29 @@ def take_folder(folder: Path, output: Path, *, shared: bool) -> int:
             os.close(fd)
             raise
         os.close(fd)  # the lock of a folder that is no longer there
+
+
+def _refuse_foreign(folder: Path, output: Path) -> None:
+    """Refuse what has the work folder's name and is none: a work folder is emptied, and its files are overwritten."""
+    strange = None
+    if folder.is_symlink() or (os.path.lexists(folder) and not folder.is_dir()):
+        strange = folder
+    elif folder.is_dir():
+        with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
+            strange = next((Path(entry.path) for entry in entries if not _is_ours(entry)), None)
+    if strange is not None:
+        raise OutputError(
+            f"{output}: is made in {folder}, where {'this' if strange == folder else strange.name} is in the way: "
+            "no earlier run has left that",
+            hint="move it elsewhere, or write elsewhere with -o",
+        )
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    """Tell whether a file or folder in a work folder may be one that a run has made there."""
+    if entry.name in ("out", "old"):
+        return entry.is_dir(follow_symlinks=False)
+    return bool(_OURS.fullmatch(entry.name)) and entry.is_file(follow_symlinks=False)
 
 
 @contextlib.contextmanager

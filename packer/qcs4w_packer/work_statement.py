@@ -51,7 +51,7 @@ def read_statement(path: Path) -> dict[str, Any] | None:
     try:
         said = json.loads(path.read_text())
         return said if isinstance(said, dict) and isinstance(said.get("shards"), dict) else None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
