@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import CommandLine, child_process, command, on_a_terminal, process
+from making import save_folder
 from safetensors.numpy import save_file
 
 from qcs4w_cli.main import COMMANDS, cli
@@ -126,6 +127,15 @@ def test_an_internal_error_is_exit_code_2(qcs4w: CommandLine, monkeypatch: pytes
     assert "internal error: ZeroDivisionError: on purpose" in quiet.err
     assert "Traceback" not in quiet.err
     assert "Traceback" in qcs4w("pack", "x.npy", "-n", "-v").err
+
+
+def test_a_current_folder_that_is_gone(qcs4w: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the shell stands in a folder that has been removed, that is said; it is no fault of ours."""
+    model = save_folder(tmp_path / "model", {"a.fc.weight": np.ones((2, 2))})
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert "has been removed" in qcs4w.refused("pack", model, "-o", "out")
 
 
 def test_a_closed_pipe_is_quiet(packed_file: Path) -> None:

@@ -205,5 +205,16 @@ def describe_error(error: Exception) -> tuple[str, str | None, str]:
         return error.format_message(), hint, "usage"
     if isinstance(error, MemoryError):
         return "not enough memory", "use fewer rows, or pack fewer tensors at a time", "memory"
+    if isinstance(error, FileNotFoundError) and not _is_somewhere():
+        return "the folder that this runs in has been removed", "cd to one that is there", "usage"
     hint = "this is a fault of qcs4w: please report it; -v shows where it happened"
     return f"internal error: {type(error).__name__}: {error}", hint, "internal"
+
+
+def _is_somewhere() -> bool:
+    """Tell whether the current folder is there; without one no relative name means anything."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
