@@ -24,6 +24,8 @@ os.environ["PYTHONPATH"] = os.pathsep.join([*ROOTS, *filter(None, [os.environ.ge
 # A shell starts background jobs with Ctrl-C switched off, which the tests of it and their children would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # under nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLES = Path(__file__).parent.parent / "examples"
