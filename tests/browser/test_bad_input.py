@@ -140,6 +140,11 @@ def test_a_kernel_that_cannot_be_used_is_refused(shared_page: PackedPage, packed
     shared_page.open(packed_file)
     for name, text, words in (
         ("no_grid", source.replace("//! grid", "// grid"), "does not say how many workgroups it needs"),
+        (
+            "padded",
+            source.replace("//! grid", "//! x_align = 32\n//! grid"),
+            "wants rows of x a multiple of 32 columns",
+        ),
         ("no_scales", source.replace("@group(0) @binding(3)", "@group(0) @binding(7)"), "has the bindings"),
     ):
         (tmp_path / f"{name}.wgsl").write_text(text)

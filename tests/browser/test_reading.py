@@ -110,7 +110,7 @@ READ_KERNEL = """(module, [name, source, sizes]) => {
     const kernel = module.parseKernel(name, source);
     return {
       entry: kernel.entryPoint,
-      align: kernel.rowAlign,
+      align: [kernel.rowAlign, kernel.xAlign],
       bindings: [...kernel.bindings],
       constants: [...kernel.constants],
       grid: sizes.map((each) => module.workgroups(kernel, each)),
@@ -132,7 +132,7 @@ def test_kernels_are_read_as_the_command_line_reads_them(shared_page: PackedPage
     kernel = parse_kernel(path.stem, path.read_text())
     assert read_by_page(shared_page, path.stem, path.read_text()) == {
         "entry": kernel.entry_point,
-        "align": kernel.row_align,
+        "align": [kernel.row_align, kernel.x_align],
         "bindings": [[index, kind] for index, kind in kernel.bindings.items()],
         "constants": [[name, value] for name, value in kernel.constants.items()],
         "grid": [kernel.workgroups(sizes) for sizes in SIZES],
@@ -149,6 +149,8 @@ NAIVE = (ROOT / "gpu/qcs4w_gpu/kernels/linear_naive.wgsl").read_text()
         ("//! grid =", "//! gird ="),
         ("//! row_align = 1", "//! grid = 1"),
         ("//! row_align = 1", "//! row_align = 0"),
+        ("//! row_align = 1", "//! x_align = 32"),
+        ("//! row_align = 1", "//! x_align = 0"),
         ("ceil(M * N / WORKGROUP)", "ceil(M * N / NOBODY)"),
         ("ceil(M * N / WORKGROUP)", "M - M"),
         ("@compute", ""),
@@ -172,7 +174,7 @@ def test_odd_kernels_are_read_or_refused_alike(shared_page: PackedPage, old: str
         assert seen == "PageError"
     else:
         assert seen["grid"] == expected
-        assert seen["align"] == kernel.row_align
+        assert seen["align"] == [kernel.row_align, kernel.x_align]
 
 
 EXPRESSIONS = (

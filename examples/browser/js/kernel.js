@@ -42,6 +42,7 @@ const LINEAR_BINDINGS = new Map([
  * @property {ReadonlyMap<string, number>} constants the file's u32 constants
  * @property {string} grid how many workgroups, an expression of M, N, K, K_packed and the constants
  * @property {number} rowAlign K_packed must be a multiple of so many bytes
+ * @property {number} xAlign a row of x takes K floats rounded up to a multiple of so many
  */
 
 /** @type {Map<string, Promise<Kernel>>} */
@@ -127,9 +128,14 @@ export function parseKernel(name, source) {
       throw new PageError(`${where} has a binding in group ${group}; group 0 is served only`);
     bindings.set(evaluate(binding, constants, where), kindOf(found.groups?.space, found.groups?.access));
   }
-  const rowAlign = evaluate(directives.get("row_align") ?? "1", constants, `${where}: row_align`);
-  if (rowAlign < 1) throw new PageError(`${where}: row_align is ${rowAlign}, expected at least 1`);
-  return { name, source, entryPoint: entries[0].groups?.name ?? "", bindings, constants, grid, rowAlign };
+  /** @param {string} directive */
+  const alignment = (directive) => {
+    const value = evaluate(directives.get(directive) ?? "1", constants, `${where}: ${directive}`);
+    if (value < 1) throw new PageError(`${where}: ${directive} is ${value}, expected at least 1`);
+    return value;
+  };
+  const [rowAlign, xAlign] = [alignment("row_align"), alignment("x_align")];
+  return { name, source, entryPoint: entries[0].groups?.name ?? "", bindings, constants, grid, rowAlign, xAlign };
 }
 
 /**
@@ -145,7 +151,13 @@ export function workgroups(kernel, sizes) {
 }
 
 /** Check that a kernel has the bindings of the linear. @param {Kernel} kernel */
-function checkLinear({ name, bindings }) {
+function checkLinear({ name, bindings, xAlign }) {
+  if (xAlign > 1) {
+    throw new PageError(
+      `kernel '${shown(name)}' wants rows of x a multiple of ${xAlign} columns apart, which this page does not make`,
+      "The command line does: qcs4w verify --kernel FILE.wgsl",
+    );
+  }
   const isRight =
     bindings.size === LINEAR_BINDINGS.size && [...LINEAR_BINDINGS].every(([i, kind]) => bindings.get(i) === kind);
   if (isRight) return;
@@ -202,11 +214,11 @@ function directivesOf(comments, where) {
   /** @type {Map<string, string>} */
   const said = new Map();
   for (const comment of comments.filter((text) => text.startsWith("//!"))) {
-    const parts = /^\/\/!\s*(grid|row_align)\s*=\s*(.+?)\s*$/.exec(comment);
+    const parts = /^\/\/!\s*(grid|row_align|x_align)\s*=\s*(.+?)\s*$/.exec(comment);
     if (!parts) {
       throw new PageError(
         `${where}: the line '${shown(comment.trim())}' is not understood`,
-        "The host knows //! grid = ..., //! row_align = ...",
+        "The host knows //! grid = ..., //! row_align = ..., //! x_align = ...",
       );
     }
     if (said.has(parts[1])) throw new PageError(`${where} says '//! ${parts[1]}' twice`);
