@@ -5,6 +5,7 @@ through Ray: a worker opens the source itself and writes the file where it belon
 """
 
 import contextlib
+import logging
 import os
 import re
 import socket
@@ -87,7 +88,7 @@ def _cluster(address: str) -> Iterator[Any]:
     _knock(address)
     own: dict[str, Any] = {"num_cpus": os.cpu_count(), "include_dashboard": False} if address == LOCAL else {}
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR", **own)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
         raise _no_answer(address, (str(error).splitlines() or [type(error).__name__])[0]) from None
     try:
