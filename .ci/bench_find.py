@@ -6,30 +6,19 @@ ratio, the same ratio of processor time (which other work on the machine disturb
 """
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from timed import timed
 
 from qcs4w_packer import PackedLinear, pack_codes, save_container
 from qcs4w_packer.placements import PLACEMENTS, Placement
 
 _PIECE = 64 << 20
-
-# A process's peak counts what its parent held when it was forked: this small parent holds nothing.
-_TIMED = """
-import json, os, subprocess, sys, time
-start = time.perf_counter()
-process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
-_, status, usage = os.wait4(process.pid, 0)
-seconds = time.perf_counter() - start
-print(json.dumps([seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, os.waitstatus_to_exitcode(status)]))
-"""
 
 
 def main() -> None:
@@ -88,13 +77,6 @@ def measure(there: str, searched: str, haystack: Path, command: Sequence[str], t
     find, find_cpu = (min(run[1][i] for run in runs) for i in range(2))
     peak = max(run[1][2] for run in runs) / 1e6
     say(f"{there:<24}{searched:<18}{cat:>7.2f}{find:>8.2f}{find / cat:>7.2f}{find_cpu / cat_cpu:>11.2f}{peak:>9.0f}")
-
-
-def timed(command: Sequence[str]) -> tuple[float, float, int, int]:
-    """Run a command without its output; return wall and processor seconds, peak resident bytes, exit code."""
-    done = subprocess.run([sys.executable, "-c", _TIMED, *command], capture_output=True, text=True, check=True)  # noqa: S603
-    seconds, processor, nbytes, code = json.loads(done.stdout)
-    return seconds, processor, nbytes, code
 
 
 def say(line: str) -> None:

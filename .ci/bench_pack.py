@@ -13,28 +13,18 @@ random, holes for the rest. It is packed once, compared with the bound on memory
 import argparse
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from timed import timed
 
 from qcs4w_packer.safetensors_file import Planned, SafetensorsLayout
 
 _ROWS, _COLUMNS = 4096, 4096
 _SHARD_NBYTES = 5_000_000_000
-
-# A process's peak counts what its parent held when it was forked: this small parent holds nothing.
-_TIMED = """
-import json, os, subprocess, sys, time
-start = time.perf_counter()
-process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
-_, status, usage = os.wait4(process.pid, 0)
-seconds = time.perf_counter() - start
-print(json.dumps([seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, os.waitstatus_to_exitcode(status)]))
-"""
 
 
 def main() -> None:
@@ -174,15 +164,6 @@ def write_json(path: Path, content: Mapping[str, object]) -> None:
 def packing(source: Path, output: Path) -> list[str]:
     """Return the command that packs."""
     return [sys.executable, "-m", "qcs4w_cli", "pack", str(source), "-o", str(output), "--force", "--quiet"]
-
-
-def timed(command: Sequence[str]) -> tuple[float, float, int, int]:
-    """Run a command without its output; return wall and processor seconds, peak resident bytes, exit code."""
-    done = subprocess.run([sys.executable, "-c", _TIMED, *command], capture_output=True, text=True, check=True)  # noqa: S603
-    seconds, processor, nbytes, code = json.loads(done.stdout)
-    if code:
-        sys.stderr.write(done.stderr)
-    return seconds, processor, nbytes, code
 
 
 def len_cores() -> int:
